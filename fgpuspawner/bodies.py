@@ -167,14 +167,15 @@ def client_address(connection: HTTPConnection, headers: HTTPHeaders) -> str:
     if context is None or stream is None or stream.socket is None or not context.address:
         return ""
     peer, here = str(context.address[0]), str(stream.socket.getsockname()[0])
-    if peer != here and not _is_loopback(peer):
+    if peer != here and not is_loopback(peer):
         return peer
     said = [ip.strip() for ip in headers.get("X-Forwarded-For", "").split(",")]
     return next((ip for ip in reversed(said) if ip not in context.trusted_downstream), "") or peer
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the host."""
     try:
-        return ipaddress.ip_address(address).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

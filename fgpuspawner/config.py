@@ -28,7 +28,7 @@ from fgpuspawner.scopes import ACCESS, ADMIN, IMAGES, KEEP, QUEUE_READ, SERVICE,
 from fgpuspawner.service import STATIC, navigation
 from fgpuspawner.settings import FGPU
 from fgpuspawner.spawner.base import QueuedSpawner
-from fgpuspawner.spawner.launch_form import is_no_link
+from fgpuspawner.spawner.launch_form import without_tracebacks
 
 log = logging.getLogger("fgpu")
 
@@ -71,7 +71,7 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
         # `handlers` is the last thing that the Hub makes before it looks at its servers: every setting has its final
         # value by then, and nothing has started that a wrong one would leave behind.
         app = JupyterHub.instance()
-        app.log.addFilter(is_no_link)
+        app.log.addFilter(without_tracebacks)
         app_log.addFilter(logs.without_session_ids)
         only = HubLock(app)
         app.observe(lambda change: _start(app, only), names="handlers")
@@ -81,7 +81,7 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
 def _start(app: Any, only: HubLock) -> None:
     # Before the handlers are wrapped to record their users.
     app.handlers[:0] = [
-        (f"{app.hub_prefix}home", Home),
+        (f"{app.hub_prefix}home", HomeRedirect),
         (rf"{app.hub_prefix}api/users/([^/]+)/tokens", Tokens),
     ]
     header, own = _header(app), app.tornado_settings["template_vars"]
@@ -91,7 +91,7 @@ def _start(app: Any, only: HubLock) -> None:
     start_with_the_hub(app, only)
 
 
-class Home(BaseHandler):  # type: ignore[misc]
+class HomeRedirect(BaseHandler):  # type: ignore[misc]
     """The Hub's Home: redirects to the sessions page, which has everything that Home had."""
 
     @authenticated
@@ -108,6 +108,7 @@ def _header(app: Any) -> dict[str, object]:
         "pages": navigation.entries(app.spawner_class.capabilities, admin=True),
         "header_css": (STATIC / "header.css").read_text(),
         "header_js": (STATIC / "header.js").read_text(),
+        "times_js": (STATIC / "times.js").read_text(),
     }
 
 

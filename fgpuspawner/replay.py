@@ -37,7 +37,7 @@ UNKNOWN_LENGTH_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class JobHistory:
     """Jobs in order of submission, and what happened to each if known."""
 
     jobs: tuple[Job, ...]
@@ -55,7 +55,7 @@ class _Life:
     ended_at_s: int | None = None
 
 
-def read_history(store: Store, *, now_s: int) -> History:
+def read_history(store: Store, *, now_s: int) -> JobHistory:
     """Return an installation's history: every session ever submitted.
 
     Sessions that hold shares hold them until now; waiting ones keep waiting. The length of a session that never started
@@ -72,7 +72,7 @@ def read_history(store: Store, *, now_s: int) -> History:
         if life.placed_at_s is not None
     )
     happened = tuple(_happened(life, session, typical, now_s) for life, session in found)
-    return History(tuple(o.job for o in happened), happened, snapshot.nodes, snapshot.quotas)
+    return JobHistory(tuple(o.job for o in happened), happened, snapshot.nodes, snapshot.quotas)
 
 
 def _lives(store: Store) -> dict[int, _Life]:
@@ -210,7 +210,7 @@ class TraceRow(BaseModel):
 REQUIRED = ("submitted_at_s", "user", "length_s")
 
 
-def read_trace(path: str) -> History:
+def read_trace(path: str) -> JobHistory:
     """Return the jobs of a trace file, and their real outcomes if every row has its wait.
 
     Raises:
@@ -232,7 +232,7 @@ def read_trace(path: str) -> History:
     jobs = tuple(row.job(typical) for row in rows)
     known = all(row.waited_s is not None or row.length_s is None for row in rows)
     pairs = zip(rows, jobs, strict=True)
-    return History(jobs, tuple(row.outcome(job, last_s) for row, job in pairs) if known else None)
+    return JobHistory(jobs, tuple(row.outcome(job, last_s) for row, job in pairs) if known else None)
 
 
 def _rows(file: TextIO, path: str) -> Iterator[TraceRow]:

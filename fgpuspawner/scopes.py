@@ -35,7 +35,7 @@ def custom(groups: Iterable[str]) -> dict[str, dict[str, object]]:
     }
     return {
         QUEUE_READ: {"description": "See the GPU queue, capacity and one's own sessions"},
-        KEEP: {"description": "Keep one's own idle GPU sessions, extend their time limits, and resize them"},
+        KEEP: {"description": "Keep, extend, resize, park and rename one's own GPU sessions"},
         IMAGES: {"description": "Save one's own GPU sessions as private images, and manage these"},
         **of_groups,
         ADMIN: {

@@ -147,7 +147,11 @@ def ask(recipe: Recipe, base: str) -> dict[str, Any]:
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("fgpu: ")]
     if done.returncode != 0 or not lines:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:500]
+        # Where docker itself fails, its last line only names its help.
+        errors = [
+            line for line in done.stderr.splitlines() if line.strip() and "docker run --help" not in line
+        ]
+        said = errors[-1][:500] if errors else "it said nothing"
         what = f"{recipe.program} with {recipe.module}" if recipe.module else recipe.program
         raise CannotBuild(f"{base} cannot run {what}: {said}")
     found: dict[str, Any] = json.loads(lines[-1].removeprefix("fgpu: "))

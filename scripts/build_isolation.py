@@ -6,6 +6,7 @@ build_isolation.py --check  only say what is missing to build with
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shlex
 import shutil
@@ -21,7 +22,6 @@ PARTS = (
     "libfgpu.so",
     "probe",
     "probe-static",
-    "put-files",
     "simulated/libcuda.so.1",
     "simulated/libnvidia-ml.so.1",
 )
@@ -79,6 +79,10 @@ def put_commands(native: Path = NATIVE) -> None:
 
 
 def _put(source: Path, path: Path, mode: int) -> None:
+    if path.is_file() and filecmp.cmp(source, path, shallow=False) and path.stat().st_mode & 0o777 == mode:
+        # A Hub that runs knows the library by its inode.
+        os.utime(path)
+        return
     # Renamed into place: what runs now keeps the old file.
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.new")

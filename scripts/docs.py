@@ -250,14 +250,35 @@ def openapi() -> str:
     return json.dumps(document(), indent=1) + "\n"
 
 
-LAB_READS_NOT = {"Queue": ("entries",), "SessionMeter": ("now", "processes")}
+LAB_READS_NOT = {
+    "Group": ("nodes", "nodes_lost", "total", "used", "free", "largest_fgpu_now", "waiting"),
+    "Me": ("admin", "administers", "groups"),
+    "Pull": (
+        "phase",
+        "layers_done",
+        "layers",
+        "bytes_done",
+        "bytes_total",
+        "seconds_left",
+        "attempt",
+        "trouble",
+    ),
+    "Queue": ("entries",),
+    "Session": (
+        *("submitted_at_s", "started_at_s", "ended_at_s", "end_cause", "ends_cause", "time_limit_s"),
+        *("wait_reason", "waits_for", "sooner", "ahead", "preemptible_from_s", "priority"),
+        *("gpu_models", "node", "disk", "folders", "saving"),
+    ),
+    "SessionMeter": ("now", "processes"),
+}
+"""What JupyterLab does not show; so an answer without these fields is as good."""
 
 
-def lab_schemas() -> dict[str, dict[str, Any]]:
-    """Return the schemas of the objects that JupyterLab's extension reads, and of those in them, without descriptions."""
+def lab_schemas(*names: str) -> dict[str, dict[str, Any]]:
+    """Return the schemas of these objects and of those in them, without descriptions."""
     schemas = document()["components"]["schemas"]
     found: dict[str, dict[str, Any]] = {}
-    missing = ["Me", "Session", "SessionMeter", "Queue", "Capacity"]
+    missing = list(names)
     while missing:
         name = missing.pop()
         if name not in found:
@@ -278,19 +299,22 @@ def _plain(schema: Any) -> Any:
     if "properties" in schema:
         fields = {name: _plain(own) for name, own in schema["properties"].items()}
         return {"type": "object", "properties": fields}
-    return {key: _plain(one) for key, one in schema.items() if key in told}
+    plain = {key: _plain(one) for key, one in schema.items() if key in told}
+    # Null needs no default.
+    return plain if schema.get("default") is None else {**plain, "default": schema["default"]}
 
 
 def lab_python() -> str:
     """Return what the extension's server checks answers by: an object a line."""
-    objects = [f"{json.dumps(name)}: {json.dumps(own)}" for name, own in lab_schemas().items()]
+    read = lab_schemas("Me", "Session", "SessionMeter", "Queue", "Capacity")
+    objects = [f"{json.dumps(name)}: {json.dumps(own)}" for name, own in read.items()]
     return "{\n" + ",\n".join(objects) + "\n}\n"
 
 
 def lab_typescript() -> str:
-    """Return the same as types for the extension's browser part."""
+    """Return the types of what the extension's server passes to the browser as it is."""
     lines = ["// Written by scripts/docs.py from fgpuspawner/service/objects.py. Do not edit.", ""]
-    for name, schema in lab_schemas().items():
+    for name, schema in lab_schemas("Session", "Banner").items():
         if "enum" in schema:
             lines += [f"export type {name} =", *(f"  | '{one}'" for one in schema["enum"])]
             lines[-1] += ";"

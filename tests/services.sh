@@ -111,8 +111,8 @@ start_docker() { # sets the assignment, or returns 1 with `reason` set
     if is_root && command -v apt-get >/dev/null; then
         install_packages tini procps ca-certificates curl git less nano python3-venv >/dev/null ||
             note "tini, procps, or a tool for images is missing"
-        # A real registry, which tests start themselves.
-        install_packages docker-registry >/dev/null || note "docker-registry is missing"
+        # R, for the image of a course: some 14 s.
+        install_packages r-cran-irkernel >/dev/null || note "r-cran-irkernel is missing"
         # It would serve on somebody's own machine from then on.
         [ -z "${CI:-}" ] || install_packages openssh-server >/dev/null || note "openssh-server is missing"
     fi

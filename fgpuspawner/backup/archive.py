@@ -1,8 +1,7 @@
-"""The backup file: databases, configuration, secrets, and a manifest with their digests, in a gzipped tar."""
+"""The backup file: databases, configuration, and a manifest with their digests, in a gzipped tar."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -15,9 +14,6 @@ from hashlib import file_digest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cryptography.fernet import Fernet, InvalidToken
-from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-
 from fgpu_scheduler import schema_revision
 from fgpuspawner.backup.databases import SQLITE, BackupFailed, check
 
@@ -28,8 +24,6 @@ some GiB.
 MANIFEST = "manifest.json"
 DATABASES = "databases/"
 CONFIG = "config/"
-SECRETS = "secrets/"
-SALT_BYTES, SHORTEST_PASSPHRASE = 16, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,27 +136,3 @@ def _manifest(archive: Path, folder: Path) -> Manifest:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
-
-
-def sealed(plain: bytes, passphrase: str) -> bytes:
-    """Return a secret encrypted: a random salt, then a Fernet token."""
-    if len(passphrase) < SHORTEST_PASSPHRASE:
-        raise BackupFailed(
-            f"the passphrase has {len(passphrase)} characters; take at least {SHORTEST_PASSPHRASE}"
-        )
-    salt = os.urandom(SALT_BYTES)
-    return salt + _fernet(passphrase, salt).encrypt(plain)
-
-
-def opened(secret: bytes, passphrase: str) -> bytes:
-    """Return the decrypted secret; raises BackupFailed if the passphrase is wrong, or the secret was changed."""
-    try:
-        return _fernet(passphrase, secret[:SALT_BYTES]).decrypt(secret[SALT_BYTES:])
-    except InvalidToken:
-        raise BackupFailed("the passphrase is not that of the backup's secrets") from None
-
-
-def _fernet(passphrase: str, salt: bytes) -> Fernet:
-    # Each guess costs 128 MiB and half a second.
-    key = Scrypt(salt=salt, length=32, n=2**17, r=8, p=1).derive(passphrase.encode())
-    return Fernet(base64.urlsafe_b64encode(key))

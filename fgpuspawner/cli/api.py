@@ -67,7 +67,7 @@ class CallFailed(FGPUError):
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class ApiClient:
     """Where a Hub's API and its service's are, and the token for both. A call that fails raises `CallFailed`."""
 
     hub: str
@@ -76,7 +76,7 @@ class Api:
     in_session: bool = False
 
     @classmethod
-    def from_environment(cls, token_file: str | None) -> Api:
+    def from_environment(cls, token_file: str | None) -> ApiClient:
         """Return the APIs that the environment names."""
         token = read_secret(token_file, "token") if token_file else os.environ.get(TOKEN, "")
         # What a header cannot hold, or would end: what else is wrong with it, the Hub says.

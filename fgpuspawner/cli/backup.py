@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
-import os
 import shutil
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -18,32 +15,14 @@ import jupyterhub
 
 from fgpu_scheduler import Claim, PrivateImages, SessionState, StoreUnavailable, lock_file
 from fgpuspawner import __version__
-from fgpuspawner.backup.archive import (
-    CONFIG,
-    SECRETS,
-    Manifest,
-    database_file,
-    opened,
-    pack,
-    sealed,
-    unpacked,
-)
+from fgpuspawner.backup.archive import CONFIG, Manifest, database_file, pack, unpacked
 from fgpuspawner.backup.databases import BackupFailed, check_free, dump, kind_of, put_back
-from fgpuspawner.cli.command import (
-    FILE,
-    UsageError,
-    command,
-    config_option,
-    read_only,
-    read_secret,
-)
+from fgpuspawner.cli.command import FILE, UsageError, command, config_option, read_only
 from fgpuspawner.cli.hub_config import loaded
 from fgpuspawner.cli.units import as_hub_user
 from fgpuspawner.settings import FGPU
 
 SCHEDULER, HUB = "scheduler", "hub"
-COOKIE = "jupyterhub_cookie_secret"
-SEALED = f"{COOKIE}.encrypted"
 NAMED = "fgpu-%Y%m%dT%H%M%SZ.tar.gz"
 PATTERN = "fgpu-????????T??????Z.tar.gz"
 
@@ -56,44 +35,24 @@ class Here:
     config: Path
     databases: dict[str, tuple[str, str]]
     """By name: the URL, and the setting that says it. The scheduler's first: a Hub ends what it does not know."""
-    cookie: Path
-
-
-passphrase_option = click.option(
-    "--passphrase-file",
-    metavar="FILE",
-    type=FILE,
-    help="a file with the passphrase of the secrets, for its owner alone; without it you are asked",
-)
 
 
 @command("backup")
 @click.argument("to", metavar="FILE", type=FILE)
-@click.option(
-    "--secrets", is_flag=True, help="with the cookie secret, encrypted, so that nobody logs in again"
-)
 @click.option("--keep", type=int, metavar="N", help="in a folder: remove all but the newest N backups")
 @click.option("--verify", is_flag=True, help="make none: say whether this one can be restored")
-@passphrase_option
 @config_option
-def backup_command(
-    to: str, secrets: bool, keep: int | None, verify: bool, passphrase_file: str | None, config: str
-) -> list[str]:
+def backup_command(to: str, keep: int | None, verify: bool, config: str) -> list[str]:
     """Write databases, configuration and catalogue into one file, while the Hub runs.
 
     FILE is the new file; or a folder, in which the file is named by the time. It has no homes and no images.
     """
     if verify:
-        with unpacked(Path(to)) as (folder, manifest):
-            _, words = _opened(folder, passphrase_file)
-            return [f"OK: {to} can be restored", *_contents(manifest), *words]
+        with unpacked(Path(to)) as (_, manifest):
+            return [f"OK: {to} can be restored", *_contents(manifest)]
     if keep is not None and (keep < 1 or not Path(to).is_dir()):
         raise UsageError("--keep: a number of at least 1, with a folder")
-    here = here_of(config)
-    secret = None
-    if secrets and here.cookie.exists():
-        secret = sealed(here.cookie.read_bytes(), _passphrase(passphrase_file, new=True))
-    file, manifest = _back_up(here, Path(to), secret)
+    file, manifest = _back_up(here_of(config), Path(to))
     lines = [f"OK: {file}, {file.stat().st_size // 1024} KiB", *_contents(manifest)]
     if keep is not None:
         for old in sorted(Path(to).glob(PATTERN))[:-keep]:
@@ -102,7 +61,7 @@ def backup_command(
     return lines
 
 
-def _back_up(here: Here, to: Path, secret: bytes | None) -> tuple[Path, Manifest]:
+def _back_up(here: Here, to: Path) -> tuple[Path, Manifest]:
     now = datetime.now(UTC)
     file = to / now.strftime(NAMED) if to.is_dir() else to
     if not file.absolute().parent.is_dir():
@@ -120,9 +79,6 @@ def _back_up(here: Here, to: Path, secret: bytes | None) -> tuple[Path, Manifest
         shutil.copyfile(here.config, folder / CONFIG / here.config.name)
         if here.settings.catalogue:
             shutil.copyfile(here.settings.catalogue_path(), folder / CONFIG / "catalogue.toml")
-        if secret is not None:
-            (folder / SECRETS).mkdir()
-            (folder / SECRETS / SEALED).write_bytes(secret)
         with read_only(here.settings.database_url()) as store:
             installation = store.installation_id
         manifest = Manifest(
@@ -137,23 +93,13 @@ def _back_up(here: Here, to: Path, secret: bytes | None) -> tuple[Path, Manifest
 
 @command("restore")
 @click.argument("file", type=FILE)
-@click.option(
-    "--files",
-    metavar="FOLDER",
-    type=FILE,
-    help="only write its configuration and catalogue into this folder",
-)
-@passphrase_option
 @config_option
-def restore_command(file: str, files: str | None, passphrase_file: str | None, config: str) -> list[str]:
+def restore_command(file: str, config: str) -> list[str]:
     """Put the databases of a backup where this machine's configuration has them, while no Hub runs.
 
     What was there is kept beside it.
     """
     with unpacked(Path(file)) as (folder, manifest):
-        cookie, left_out = _opened(folder, passphrase_file)
-        if files is not None:
-            return [*_files(folder, Path(files), cookie), *left_out]
         here = here_of(config)
         lacking = here.databases.keys() - manifest.databases.keys()
         if lacking:
@@ -179,11 +125,7 @@ def restore_command(file: str, files: str | None, passphrase_file: str | None, c
                 own_file = folder / database_file(name, manifest.databases[name])
                 kept = put_back(own_file, url, setting=setting, aside=aside)
                 lines.append(f"  database {name}" + (f"; what was there is {kept}" if kept else ""))
-            if cookie is not None and not here.cookie.exists():
-                _write(here.cookie, cookie)
-                lines.append("  cookie secret: nobody has to log in again")
-            lines += [*left_out, *_follows(here)]
-        return lines
+            return [*lines, *_follows(here)]
 
 
 def here_of(config: str) -> Here:
@@ -197,57 +139,12 @@ def here_of(config: str) -> Here:
             SCHEDULER: (settings.database_url(), "c.FGPU.db_url"),
             HUB: (str(hub.db_url), "c.JupyterHub.db_url"),
         },
-        Path(str(hub.cookie_secret_file)),
     )
-
-
-def _passphrase(path: str | None, *, new: bool) -> str:
-    """Return the passphrase from a file or as it is typed; "" without a terminal."""
-    if path:
-        return read_secret(path, "passphrase")
-    if not sys.stdin.isatty():
-        if new:
-            raise UsageError("--secrets: name a file with a passphrase: --passphrase-file FILE")
-        return ""
-    typed = getpass.getpass("Passphrase of the secrets: ")
-    if new and getpass.getpass("Once more: ") != typed:
-        raise UsageError("these are two different passphrases")
-    return typed
-
-
-def _opened(folder: Path, passphrase_file: str | None) -> tuple[bytes | None, list[str]]:
-    """Return the cookie secret of a backup, and a line for the report where it is left out."""
-    secret = folder / SECRETS / SEALED
-    if not secret.exists():
-        return None, []
-    passphrase = _passphrase(passphrase_file, new=False)
-    if not passphrase:
-        return None, ["  cookie secret: left out, as no passphrase was given (--passphrase-file FILE)"]
-    return opened(secret.read_bytes(), passphrase), []
-
-
-def _files(folder: Path, to: Path, cookie: bytes | None) -> list[str]:
-    to.mkdir(parents=True, exist_ok=True)
-    found = {file.name: file.read_bytes() for file in sorted((folder / CONFIG).glob("*"))}
-    if cookie is not None:
-        found[COOKIE] = cookie
-    for name in found:
-        if (to / name).exists():
-            raise BackupFailed(f"{to / name} is there already; name an empty folder")
-    for name, content in found.items():
-        _write(to / name, content)
-    return [f"OK: {to / name}" for name in found]
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a new file for its owner only: a secret, or a configuration, which can hold a password."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
 
 
 def _contents(manifest: Manifest) -> list[str]:
     databases = ", ".join(f"{name} ({kind})" for name, kind in manifest.databases.items())
-    files = [path.partition("/")[2] for path in manifest.digests if path.startswith((CONFIG, SECRETS))]
+    files = [path.removeprefix(CONFIG) for path in manifest.digests if path.startswith(CONFIG)]
     return [
         f"  made at {manifest.made_at} by fgpuspawner {manifest.version}, JupyterHub {manifest.jupyterhub}",
         f"  databases: {databases}",
@@ -256,7 +153,6 @@ def _contents(manifest: Manifest) -> list[str]:
 
 
 def _follows(here: Here) -> list[str]:
-    """Return lines about the sessions and images that the Hub will find."""
     try:
         with read_only(here.settings.database_url()) as store:
             states = [session.state for session in store.snapshot(0).sessions]

@@ -116,7 +116,6 @@ def _examined(config: Config, path: str, *, no_token: bool) -> list[str]:
 
 
 def _more_than_there_is(node: Node, settings: FGPU) -> list[str]:
-    """Return a warning where a node of this machine is configured with more than the machine has."""
     if settings.is_elsewhere(node.id):
         return []
     cores, memory_mib = has_here()
@@ -163,7 +162,6 @@ def _database(url: str) -> tuple[str, str]:
 
 
 def _clock() -> str:
-    """Return a line about this machine's clock, as the kernel's adjtimex(2) reports it."""
     timex = ctypes.create_string_buffer(512)
     if ctypes.CDLL(None).adjtimex(timex) < 0:
         return "clock: not known whether it is synchronised; ask on the machine: timedatectl"

@@ -41,9 +41,9 @@ def offers(what: Callable[[Any], dict[str, str]]) -> Callable[..., list[Completi
 
     def completer(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         with contextlib.suppress(Exception), _at_most(WITHIN_S):
-            from fgpuspawner.cli.api import Api
+            from fgpuspawner.cli.api import ApiClient
 
-            found = what(Api.from_environment(ctx.params.get("token_file")))
+            found = what(ApiClient.from_environment(ctx.params.get("token_file")))
             return [CompletionItem(n, help=words) for n, words in found.items() if n.startswith(incomplete)]
         return []
 
@@ -69,7 +69,6 @@ def administered(api: Any) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in code that takes longer."""
 
     def late(_signal: int, _frame: object) -> None:
         raise TimeoutError

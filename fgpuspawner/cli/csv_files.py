@@ -19,7 +19,7 @@ from urllib.parse import quote
 import click
 
 from fgpu_scheduler import BadSettings, Quota, QuotaEdits, in_force, limits_words, quota_words
-from fgpuspawner.cli.api import TOKEN, URL, Api, token_option
+from fgpuspawner.cli.api import TOKEN, URL, ApiClient, token_option
 from fgpuspawner.cli.command import FILE, Group, Report, config_option, who, writable
 from fgpuspawner.cli.hub_config import loaded
 from fgpuspawner.service.admin.quotas import key_of, spec_of
@@ -57,7 +57,6 @@ def _refuse(path: str, mistakes: Sequence[str]) -> None:
 
 
 def _read_rows(path: str, *, columns: Sequence[str], required: Collection[str] = ()) -> list[Row]:
-    """Return the rows of a file. Its first line names its columns, in any order."""
     with Path(path).open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -106,7 +105,6 @@ output_option = click.option(
 
 
 def _import_options(does: Any) -> Any:
-    """Add FILE, ``--apply``, and ``--dry-run`` for its absence."""
     what = "only say what would change; this is the default"
     does = click.option("--dry-run", is_flag=True, expose_value=False, help=what)(does)
     does = click.option("--apply", is_flag=True, help="change it")(does)
@@ -227,7 +225,8 @@ def members_command() -> None:
 def export_members(output: str | None, token_file: str | None) -> list[str]:
     """Print the members of all groups as a CSV file."""
     groups = {
-        group: sorted(users) for group, users in sorted(_members(Api.from_environment(token_file)).items())
+        group: sorted(users)
+        for group, users in sorted(_members(ApiClient.from_environment(token_file)).items())
     }
     rows = [(group, user) for group, users in groups.items() for user in users or [""]]
     lines = printed(csv_text(MEMBER_COLUMNS, rows), output, f"{len(groups)} groups")
@@ -256,7 +255,7 @@ def import_members(file: str, apply: bool, add_users: bool, token_file: str | No
             lines.setdefault(user, row.line)
     if not wanted:
         raise BadFile(f"{file}: it names no group. Nothing was changed")
-    api = Api.from_environment(token_file)
+    api = ApiClient.from_environment(token_file)
     now = _members(api)
     known = {str(user["name"]) for user in _pages(api, "users")}
     unknown = [user for user in lines if user not in known]
@@ -276,11 +275,11 @@ def import_members(file: str, apply: bool, add_users: bool, token_file: str | No
     return _changes_report(["change", *MEMBER_COLUMNS], shown, found, applied=apply)
 
 
-def _members(api: Api) -> dict[str, set[str]]:
+def _members(api: ApiClient) -> dict[str, set[str]]:
     return {str(group["name"]): set(map(str, group["users"])) for group in _pages(api, "groups")}
 
 
-def _pages(api: Api, what: str) -> Iterator[dict[str, Any]]:
+def _pages(api: ApiClient, what: str) -> Iterator[dict[str, Any]]:
     offset: int | None = 0
     while offset is not None:
         found = api.hub_call("GET", what, offset=offset, limit=PAGE)
@@ -289,7 +288,7 @@ def _pages(api: Api, what: str) -> Iterator[dict[str, Any]]:
         offset = int(following["offset"]) if following else None
 
 
-def _change_members(api: Api, changes: Sequence[tuple[str, str, str]]) -> None:
+def _change_members(api: ApiClient, changes: Sequence[tuple[str, str, str]]) -> None:
     """Make the changes in this order. JupyterHub cannot undo them; the same file again makes the remaining ones."""
     calls: tuple[tuple[str, str, str, Callable[[list[str]], object]], ...] = (
         ("new group", "POST", "groups/{}", lambda _: None),

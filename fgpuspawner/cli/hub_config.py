@@ -55,7 +55,6 @@ def named(config: str | None, db: str | None) -> tuple[str, Policy, FGPU | None]
 
 
 def _place(error: Exception, file: Path) -> str:
-    """Return ``file:line`` of what raised, or only the file if the line is not known."""
     if isinstance(error, SyntaxError):
         return f"{file.name}:{error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]

@@ -64,7 +64,6 @@ def _who_may_log_in(app: Any) -> Iterator[str]:
 
 
 def _ports(app: Any, settings: FGPU) -> dict[str, tuple[str | None, int | None]]:
-    """Return what the Hub, its service and a proxy that it starts will listen on, by setting."""
     hub = urlparse(app.hub_bind_url)
     found: dict[str, tuple[str | None, int | None]] = {
         "c.FGPU.service_port": (settings.service_ip, settings.service_port),

@@ -85,7 +85,6 @@ def _listed(one: Listed, own: Opened, stores: Sequence[ImageStore] | None) -> di
 
 
 def _found(image: Image, stores: Sequence[ImageStore]) -> dict[str, FoundImage]:
-    """Return what the machines have under an image's reference, by their names."""
     return {store.name: one for store in stores if (one := store.find(image.reference)) is not None}
 
 
@@ -169,7 +168,6 @@ def scan(slugs: tuple[str, ...], add: bool, config: str) -> list[str]:
 
 
 def _proposals(found: Sequence[tuple[str, FoundImage]], own: Opened) -> tuple[list[str], dict[str, Image]]:
-    """Return what to say of each image that was found, and those that are new and can be added, by their slugs."""
     lines: list[str] = []
     new: dict[str, Image] = {}
     references = {image.reference for image in own.catalogue.images}

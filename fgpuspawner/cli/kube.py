@@ -1,30 +1,21 @@
-"""The command ``fgpu kube``: the files image, the Hub's rights and the check of a cluster."""
+"""The command ``fgpu kube``: the Hub's rights, and the check of a cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fgpuspawner.cli.command import FILE, Group, Report, UsageError, config_option
+from fgpuspawner.cli.command import Group, Report, UsageError, config_option
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS
-from fgpuspawner.engines.kubernetes.files import REFERENCE, write_files_image
 from fgpuspawner.engines.kubernetes.rights import REACHES, RIGHTS, manifests, rights_of
-from fgpuspawner.isolation import native
 from fgpuspawner.settings import FGPU
 
 if TYPE_CHECKING:
     from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
-
-# A name with a tag, as docker and containerd know it.
-NAMED = re.compile(
-    r"[a-z0-9][a-z0-9._-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-)
 
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -32,34 +23,6 @@ LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 @click.group(cls=Group)
 def kube_command() -> None:
     """Make what sessions on Kubernetes need beside the Hub."""
-
-
-@kube_command.command("image")
-@click.argument("file", type=FILE)
-@click.option(
-    "--reference", metavar="NAME", default=REFERENCE, help=f"the image's name; default: {REFERENCE}"
-)
-def write_image(file: str, reference: str) -> list[str]:
-    """Write the image that puts libfgpu and its files into sessions.
-
-    FILE, such as files.tar, is one that docker, skopeo and ctr can load. The image is of this version of fgpuspawner:
-    after an update write and push it again.
-    """
-    path = Path(file)
-    if NAMED.fullmatch(reference) is None:
-        raise UsageError(
-            f"--reference {reference!r}: use a name with a tag, such as registry.example.org/{REFERENCE}"
-        )
-    write_files_image(native.FOLDER, path, reference=reference)
-    file = quote(file)
-    return [
-        f"wrote {path}: the image {reference}",
-        "Push it to a registry that the cluster's machines can pull from, with one of these:",
-        f"  docker load -i {file} && docker push {reference}",
-        f"  skopeo copy docker-archive:{file} docker://{reference}",
-        "or, without a registry, load it on every machine of the cluster:",
-        f"  ctr -n k8s.io images import {file}",
-    ]
 
 
 @kube_command.command("manifests")
@@ -125,11 +88,6 @@ def check_cluster(config: str, start: bool) -> list[str]:
 
 
 def _loaded(path: str) -> tuple[Any, FGPU, type[KubernetesFGPUSpawner]]:
-    """Return a Hub's configuration, its settings and its spawner class.
-
-    Raises:
-        UsageError: its sessions are no pods.
-    """
     from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 
     config = load_config(path)

@@ -30,6 +30,7 @@ SECTIONS = {
         "list": ("sessions", "your sessions"),
         "show": ("sessions", "everything about one session"),
         "logs": ("sessions", "what a session has printed"),
+        "rename": ("sessions", "give a session another name"),
         "park": ("sessions", "give a session's GPU to others; its kernels and variables stay"),
         "wake": ("sessions", "ask for the GPU of a parked session"),
         "grow": ("sessions", "give a running session more of its GPU, or less"),
@@ -142,10 +143,7 @@ def _print(report: Sequence[str], *, in_json: bool) -> int:
 
 
 def _said_by_the_database(error: Exception) -> str | None:
-    """Return the database driver's own words, for example about a damaged file; None for other errors.
-
-    The rest of the text can hold the statement and the URL.
-    """
+    # Only the driver's own words: the rest of the text can hold the statement and the URL.
     if "sqlalchemy" not in sys.modules:
         return None
     from sqlalchemy.exc import SQLAlchemyError

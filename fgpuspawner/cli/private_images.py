@@ -127,7 +127,6 @@ def _session(own: Opened, text: str) -> Session:
 
 
 def _made(images: PrivateImages, wished: PrivateImage) -> PrivateImage:
-    """Wait until the image is made or has failed; show the progress on standard error."""
     said, deadline = "", time.monotonic() + WAIT_S
     while (found := images.get(wished.id)).state in MAKING:
         message = found.message or "waiting for the Hub"
@@ -141,14 +140,12 @@ def _made(images: PrivateImages, wished: PrivateImage) -> PrivateImage:
 
 
 def _noted(own: Opened, action: str, target: str) -> None:
-    """Add a line to the audit log, as the service does for administrators."""
     Audit(own.store).add(
         actor=f"{who()} (fgpu)", action=f"private-image.{action}", target=target, now_s=int(time.time())
     )
 
 
 def _changed(config: str, image: str, action: str, change: Callable[..., Any], **to: Any) -> Any:
-    """Change an image with a function of `PrivateImages`; an error may name the users who keep it in use."""
     with opened(config) as own:
         images = PrivateImages(own.store)
         try:

@@ -28,7 +28,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.cli.command import FILE, Report, UsageError, command, config_or_db_options, read_only
 from fgpuspawner.cli.hub_config import named
-from fgpuspawner.replay import History, read_history, read_trace
+from fgpuspawner.replay import JobHistory, read_history, read_trace
 from fgpuspawner.settings.queue import POLICY
 from fgpuspawner.text.tables import table
 from fgpuspawner.text.times import instant
@@ -68,7 +68,7 @@ HEADING = [
     "policies",
     multiple=True,
     metavar="WORDS",
-    help="an order, or order=...,placement=...,longest_wait_s=...; may be given again; default: the configured one",
+    help="an order, or order=...,longest_wait_s=...; may be given again; default: the configured one",
 )
 @click.option(
     "--quota",
@@ -120,7 +120,7 @@ def replay_command(
     return Report(as_lines(report), as_json(report))
 
 
-def _nodes(gpus: str | None, history: History, installation: History | None) -> tuple[Node, ...]:
+def _nodes(gpus: str | None, history: JobHistory, installation: JobHistory | None) -> tuple[Node, ...]:
     groups = sorted({job.request.resource_group for job in history.jobs})
     if gpus:
         if len(groups) > 1:
@@ -135,7 +135,6 @@ def _nodes(gpus: str | None, history: History, installation: History | None) -> 
 
 
 def _worth(outcome: Outcome, nodes: Sequence[Node]) -> Outcome:
-    """Return the outcome with explicit GPU memory and compute converted to fGPU where the amount is unknown."""
     if outcome.taken_milli or outcome.placed_at_s is None:
         return outcome
     return replace(outcome, taken_milli=least_milli(outcome.job.request, nodes))
@@ -157,7 +156,7 @@ def _report(
 
 
 def policy_of(words: str) -> Policy:
-    """Parse a policy for every resource group: ``fair-share``, or ``order=drf,placement=spread``."""
+    """Parse a policy for every resource group: ``fair-share``, or ``order=drf,longest_wait_s=3600``."""
     found: dict[str, Any] = {}
     for part in words.split(","):
         key, equals, value = part.partition("=")

@@ -178,7 +178,6 @@ def _versions() -> list[str]:
 
 
 def _settings(config: Config) -> Iterator[str]:
-    """Yield a line for each setting: its value where that is plain and may be shown, or that it is set."""
     for section in sorted(config):
         for name, value in sorted(config[section].items()):
             may = section == "FGPU" or name in SHOWN.get(section, ())
@@ -201,7 +200,6 @@ def _queue(database: str) -> list[str]:
 
 
 def _logs(data: Path) -> list[str]:
-    """Return the last lines of Hub, proxy and service."""
     if (data / LOG).is_file():
         return (data / LOG).read_text(errors="replace").splitlines()[-LINES:]
     words = f"journalctl --output=cat --no-pager --lines={LINES} --unit={HUB} --unit={PROXY}"
@@ -244,14 +242,12 @@ def _of_url(words: str) -> Iterator[str]:
 
 
 def _of_files(data: Path) -> Iterator[str]:
-    """Yield the words in files of the data folder with names that match `SECRET`."""
     for path in data.iterdir() if data.is_dir() else ():
         if SECRET.search(path.name) and path.is_file() and path.stat().st_size <= LONGEST_SECRET_FILE:
             yield from path.read_text(errors="replace").split()
 
 
 def _users(database: str, hub: str) -> set[str]:
-    """Return the users of both databases."""
     try:
         with read_only(database) as store:
             found = {s.request.user for s in store.snapshot(int(time.time())).sessions}

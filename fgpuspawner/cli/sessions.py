@@ -1,4 +1,4 @@
-"""The commands that use the APIs: ``fgpu run``, ``list``, ``show``, ``grow``, ``end``, ``forecast`` and ``audit``.
+"""The commands that use the APIs, such as ``fgpu run``, ``list``, ``grow`` and ``audit``.
 
 They need no configuration and no database: an address and a token, on any machine.
 """
@@ -19,17 +19,15 @@ from typing import Any
 
 import click
 
-from fgpu_scheduler import UP, memory_words
+from fgpu_scheduler import ENDED, UP, memory_words
 from fgpuspawner.cli import completion
-from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, Api, CallFailed, token_option
-from fgpuspawner.cli.command import INTERRUPTED, Command, Report, command, in_json
+from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, ApiClient, CallFailed, token_option
+from fgpuspawner.cli.command import INTERRUPTED, Command, Report, UsageError, command, in_json
 from fgpuspawner.text.tables import printable, table
 from fgpuspawner.text.times import duration, instant
 
 Json = dict[str, Any]
 
-ENDING = "TERMINATING"
-ENDED = frozenset({"TERMINATED", "ERROR", "CANCELLED"})
 LOOK_EVERY_S, RESIZE_EVERY_S = 2.0, 0.5
 FOUND_WITHIN_S = 60.0
 AS_OPTION = {"count": "sessions"}
@@ -54,21 +52,24 @@ FIELDS = {
     "time_limit": ("H:MM", "how long it may run, such as 2:30"),
     "time_limit_s": ("SECONDS", "the same in seconds"),
     "priority": ("NUMBER", "higher ones go first"),
+    "folders": ("NAMES", "shared folders with commas between them"),
     "setup": ("NUMBER", "saved variables and script, by their number"),
-    "variables": ("LINES", "variables of kernels and terminals: NAME=value, one a line"),
-    "script": ("LINES", "a bash script that runs at the session's start"),
+    "variables": ("@FILE", "variables of kernels and terminals: a file of lines NAME=value, or a text"),
+    "script": ("@FILE", "a file with a bash script that runs at the session's start, or a text"),
     "name": ("NAME", "the session's name; default: the image and a number"),
 }
 """The fields of a request that have an option, with its value and its help."""
+OWN = ("variables", "script")
+"""Fields with a user's secrets: never in an address, which proxies log."""
 
 
 def users_command(name: str) -> Callable[[Callable[..., list[str]]], Command]:
-    """Make a command that asks the Hub and the service; its function gets their `Api` first."""
+    """Make a command that asks the Hub and the service; its function gets their `ApiClient` first."""
 
     def made(does: Callable[..., list[str]]) -> Command:
         @functools.wraps(does)
         def called(token_file: str | None, **given: Any) -> list[str]:
-            api = Api.from_environment(token_file)
+            api = ApiClient.from_environment(token_file)
             try:
                 return does(api, **given)
             except (KeyError, TypeError, AttributeError):
@@ -87,8 +88,23 @@ def fields(does: Any) -> Any:
     for name, (value, what) in reversed(FIELDS.items()):
         option = f"--{AS_OPTION.get(name, name).replace('_', '-')}"
         completer = completion.offers(COMPLETED[name]) if name in COMPLETED else None
-        does = click.option(option, name, metavar=value, help=what, shell_complete=completer)(does)
+        reads = _own if name in OWN else None
+        does = click.option(option, name, metavar=value, help=what, shell_complete=completer, callback=reads)(
+            does
+        )
     return does
+
+
+def _own(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Return a text, or that of the file after an ``@``: other users of a machine see arguments."""
+    if not value or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise click.BadParameter(
+            f"{value[1:]!r} cannot be read: {getattr(e, 'strerror', None) or e}"
+        ) from None
 
 
 def _number(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
@@ -112,7 +128,7 @@ def _given(options: Json) -> Json:
 @users_command("list")
 @click.option("--all", "everybody", is_flag=True, help="everybody's, for administrators; or their group's")
 @click.option("--ended", is_flag=True, help="also the last that have ended")
-def list_command(api: Api, everybody: bool, ended: bool) -> list[str]:
+def list_command(api: ApiClient, everybody: bool, ended: bool) -> list[str]:
     """List your live sessions."""
     more = {name: 1 for name, given in (("all", everybody), ("ended", ended)) if given}
     found = api.service_call("GET", "sessions", **more)
@@ -121,7 +137,7 @@ def list_command(api: Api, everybody: bool, ended: bool) -> list[str]:
 
 @users_command("show")
 @session_argument
-def show_command(api: Api, session: int) -> list[str]:
+def show_command(api: ApiClient, session: int) -> list[str]:
     """Print everything about one session."""
     found = api.service_call("GET", f"sessions/{session}")
     lines = [
@@ -138,7 +154,7 @@ def show_command(api: Api, session: int) -> list[str]:
 @click.option(
     "--lines", type=click.IntRange(1, 1000), metavar="NUMBER", help="how many of the last lines; default: 200"
 )
-def logs_command(api: Api, session: int, lines: int | None) -> list[str]:
+def logs_command(api: ApiClient, session: int, lines: int | None) -> list[str]:
     """Print what a session's server and start script have printed, also of one that failed."""
     more = {} if lines is None else {"lines": lines}
     found = api.service_call("GET", f"sessions/{session}/log", **more)
@@ -147,16 +163,25 @@ def logs_command(api: Api, session: int, lines: int | None) -> list[str]:
 
 @users_command("forecast")
 @fields
-def forecast_command(api: Api, **fields: str | None) -> list[str]:
+def forecast_command(api: ApiClient, **fields: str | None) -> list[str]:
     """Say when a request would start, without making it."""
-    found = api.service_call("GET", "forecast", **_given(fields))
+    found = _forecast(api, _given(fields))
     if found["refusals"] and in_json():
         return Report(found=found, status=1)
     _raise_refusals(found)
     lines = [printable(found["text"])]
+    if not found["starts_now"]:
+        at_s, basis = found["expected_start_at_s"], found["basis"]
+        when = basis if at_s is None else f"expected start {instant(at_s)}, from {basis}"
+        lines.append(printable(f"position {found['position']}, {when}"))
     if found["largest_now"] and not found["starts_now"]:
         lines.append(f"{found['largest_now']} fGPU would start now")
     return Report(lines, found)
+
+
+def _forecast(api: ApiClient, asked: Json) -> Json:
+    own = {name: value for name, value in asked.items() if name not in OWN}
+    return api.service_call("GET", "forecast", **own)
 
 
 def _raise_refusals(found: Json) -> None:
@@ -168,18 +193,39 @@ def _raise_refusals(found: Json) -> None:
 
 @users_command("park")
 @session_argument
-def park_command(api: Api, session: int) -> list[str]:
+@click.option("--never", "wish", flag_value="never-park", help="have it never parked, where this is allowed")
+@click.option("--allow", "wish", flag_value="may-park", help="let it be parked again")
+def park_command(api: ApiClient, session: int, wish: str | None) -> list[str]:
     """Give a session's GPU to others; its kernels and variables stay."""
-    found = api.service_call("POST", f"sessions/{session}/park")
-    return Report([f"session {session} is being parked; a cell that needs the GPU gets it back"], found)
+    found = api.service_call("POST", f"sessions/{session}/{wish or 'park'}")
+    words = PARKING_WORDS[wish]
+    if wish == "never-park" and found["session"]["parked"] is not None:
+        words = f"is parked; when it has its GPU again, it {words}"
+    return Report([f"session {session} {words}"], found)
+
+
+PARKING_WORDS = {
+    None: "is being parked; a cell that needs the GPU gets it back",
+    "never-park": "is never parked, unless you park it",
+    "may-park": "may be parked while its GPU is idle",
+}
 
 
 @users_command("wake")
 @session_argument
-def wake_command(api: Api, session: int) -> list[str]:
+def wake_command(api: ApiClient, session: int) -> list[str]:
     """Ask for the GPU of a parked session."""
     found = api.service_call("POST", f"sessions/{session}/wake")
     return Report([f"session {session} gets its GPU back as soon as it is free"], found)
+
+
+@users_command("rename")
+@session_argument
+@click.argument("name")
+def rename_command(api: ApiClient, session: int, name: str) -> list[str]:
+    """Give a session another name."""
+    found = api.change("PATCH", f"sessions/{session}", {"name": name})
+    return Report([printable(f"session {session} is now {found['session']['display_name']}")], found)
 
 
 # -- starting and ending ------------------------------------------------------------------------------
@@ -187,7 +233,7 @@ def wake_command(api: Api, session: int) -> list[str]:
 
 @users_command("end")
 @session_argument
-def end_command(api: Api, session: int) -> list[str]:
+def end_command(api: ApiClient, session: int) -> list[str]:
     """End a session, or cancel its request."""
     found = api.service_call("DELETE", f"sessions/{session}")
     became = "has ended" if found["session"]["state"] in ENDED else "is being ended"
@@ -202,7 +248,7 @@ def end_command(api: Api, session: int) -> list[str]:
 )
 @click.option("--wait", is_flag=True, help="wait until all run; 1 if one does not")
 def run_command(
-    api: Api, accept_image: str | None, server: str | None, wait: bool, **fields: str | None
+    api: ApiClient, accept_image: str | None, server: str | None, wait: bool, **fields: str | None
 ) -> list[str]:
     """Start sessions, or queue them."""
     # Without any option the Hub would take those of the last start.
@@ -210,7 +256,7 @@ def run_command(
     user = api.service_call("GET", "me")["user"]
     if user is None:
         raise CallFailed("forbidden", "this token is no user's; make one on the Hub's page Tokens")
-    _raise_refusals(api.service_call("GET", "forecast", **asked))
+    _raise_refusals(_forecast(api, asked))
     accepted = {"accept_image": accept_image} if accept_image else {}
     with _one_at_a_time():
         before = _mine(api)
@@ -242,8 +288,7 @@ def _one_at_a_time() -> Iterator[None]:
         yield
 
 
-def _mine(api: Api) -> dict[int, Json]:
-    """Return the caller's sessions by number: the live ones, and the last that have ended."""
+def _mine(api: ApiClient) -> dict[int, Json]:
     found = api.service_call("GET", "sessions", ended=1)["sessions"]
     return {s["id"]: s for s in found if s["mine"]}
 
@@ -252,8 +297,7 @@ def _free_name(taken: Collection[str]) -> str:
     return "" if "" not in taken else next(n for i in count(2) if (n := f"gpu-{i}") not in taken)
 
 
-def _new(api: Api, name: str, last: int, many: int) -> dict[int, Json]:
-    """Return the sessions of the start that was just requested, once they exist."""
+def _new(api: ApiClient, name: str, last: int, many: int) -> dict[int, Json]:
     until = time.monotonic() + FOUND_WITHIN_S
     while True:
         found = _retried(lambda: _mine(api))
@@ -266,11 +310,8 @@ def _new(api: Api, name: str, last: int, many: int) -> dict[int, Json]:
         time.sleep(LOOK_EVERY_S)
 
 
-def _wait(sessions: dict[int, Json], api: Api) -> int:
-    """Wait until all sessions run, print each change of state, and return the exit status.
-
-    After Ctrl-C the requests stay in the queue, as after closing the waiting page.
-    """
+def _wait(sessions: dict[int, Json], api: ApiClient) -> int:
+    """Wait until all sessions run, print each change of state, and return the exit status."""
     said: dict[int, str] = {}
     try:
         while True:
@@ -327,7 +368,7 @@ def say(line: str) -> None:
 )
 @click.option("--compute-percent", type=int, metavar="PERCENT", help="exact compute, beside the memory")
 @click.option("--wait", is_flag=True, help="wait until it has it; 1 if it does not get it")
-def grow_command(api: Api, session: int, wait: bool, **amounts: str | int | None) -> list[str]:
+def grow_command(api: ApiClient, session: int, wait: bool, **amounts: str | int | None) -> list[str]:
     """Give a running session more of its GPU, or less: FGPU is the new amount, such as 1.0.
 
     Its programs run on; its CPU and memory stay. At most it can have what is free on its GPU now, and at least what its
@@ -336,7 +377,7 @@ def grow_command(api: Api, session: int, wait: bool, **amounts: str | int | None
     wanted = _given(amounts)
     if not wanted:
         words = "name the new amount: fgpu grow SESSION 1.0, or --gpu-memory-mib"
-        raise CallFailed("bad_argument", words, "fgpu")
+        raise UsageError(words)
     address = f"sessions/{session}"
     found = api.change("PATCH", address, wanted)
     try:
@@ -367,7 +408,7 @@ def grow_command(api: Api, session: int, wait: bool, **amounts: str | int | None
 @click.option("--text", metavar="WORDS", help="lines with this in the target or the details")
 @click.option("--before", metavar="NUMBER", help="lines older than the line of this number")
 @click.option("--limit", metavar="NUMBER", help="how many at most, 500 or less; default: 50")
-def audit_command(api: Api, **filters: str | None) -> list[str]:
+def audit_command(api: ApiClient, **filters: str | None) -> list[str]:
     """Show the audit log, newest first.
 
     Administrators of a resource group see that group's lines.
@@ -407,7 +448,6 @@ def _table(sessions: Sequence[Json], *, users: bool = False) -> list[str]:
 
 
 def _texts(name: str, value: object) -> list[str]:
-    """Return the texts of one field of a session: one for each object in a list, such as a GPU."""
     objects = value if isinstance(value, list) and any(isinstance(one, dict) for one in value) else [value]
     return [_plain(name, one) for one in objects]
 
@@ -419,7 +459,6 @@ def _label(name: str) -> str:
 
 
 def _plain(name: str, value: object) -> str:
-    """Return a value as one line with its unit, without empty members."""
     match value:
         case str():
             return value

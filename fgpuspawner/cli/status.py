@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -63,12 +64,17 @@ def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
         groups = snapshot.resource_groups
         found = outlook(snapshot, policy, store.experience).forecasts
     left = free(snapshot)
+    # What sessions hold: a parked session that wants its GPU holds none yet.
+    held: Counter[str] = Counter()
+    for session in filter(holds_shares, snapshot.sessions):
+        for share in session.placement.shares if session.placement else ():
+            held[share.device_uuid] += share.fgpu_milli
     simulated = {d.uuid for node in snapshot.nodes for d in node.devices if d.simulated}
     return {
         "version": 1,
         "read_at_s": now_s,
         "simulated": bool(simulated),
-        "groups": [_group(group, left) for group in groups],
+        "groups": [_group(group, left, held) for group in groups],
         "sessions": [
             _session(s, simulated) for s in snapshot.sessions if s.state is not SessionState.PENDING
         ],
@@ -78,12 +84,12 @@ def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
     }
 
 
-def _group(group: str, left: Free) -> Json:
+def _group(group: str, left: Free, held: Mapping[str, int]) -> Json:
     own = [n for n in left if n.node.resource_group == group]
-    total = sum(d.device.capacity_milli for n in own for d in n.devices)
+    devices = [d.device for n in own for d in n.devices]
     return {
         "name": group,
-        **_fgpu(total, sum(d.fgpu_milli for n in own for d in n.devices)),
+        **_fgpu(sum(d.capacity_milli for d in devices), sum(held.get(d.uuid, 0) for d in devices)),
         "nodes": [
             {
                 "name": n.node.id,
@@ -98,7 +104,7 @@ def _group(group: str, left: Free) -> Json:
                         "index": d.device.index,
                         "model": d.device.model,
                         "memory_mib": d.device.memory_mib,
-                        **_fgpu(d.device.capacity_milli, d.fgpu_milli),
+                        **_fgpu(d.device.capacity_milli, held.get(d.device.uuid, 0)),
                         "simulated": d.device.simulated,
                         "cordoned": d.device.cordoned,
                         "cordon_reason": d.device.cordon_reason,
@@ -111,8 +117,8 @@ def _group(group: str, left: Free) -> Json:
     }
 
 
-def _fgpu(total_milli: int, left_milli: int) -> Json:
-    return {"fgpu_total": format_milli(total_milli), "fgpu_used": _signed(total_milli - left_milli)}
+def _fgpu(total_milli: int, used_milli: int) -> Json:
+    return {"fgpu_total": format_milli(total_milli), "fgpu_used": format_milli(used_milli)}
 
 
 def _signed(milli: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -22,13 +22,14 @@ from fgpuspawner.concurrency.background import Background
 from fgpuspawner.images.availability import Availability
 from fgpuspawner.images.model import Catalogue, FoundImage, Image
 from fgpuspawner.images.pull_state import PullState
-from fgpuspawner.isolation.base import Prepared
+from fgpuspawner.isolation.base import IN_CONTAINER, Prepared
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import Answer
 from fgpuspawner.meter.disk import DiskUse
 from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.nodes import Machine
+from fgpuspawner.settings.folders import SharedFolder
+from fgpuspawner.settings.nodes import MachineFacts
 
 
 class WhoseQueue(StrEnum):
@@ -162,8 +163,9 @@ class LaunchSpec:
     ``command`` is empty to run the image's own; ``arguments`` follow either. ``environment`` is the Hub's, with the
     server's token; ``slice_environment`` describes the slice, without secrets. ``prepared`` has the files, variables
     and search paths that hold the session to its slice. ``devices`` are its real GPUs; none for simulated ones.
-    ``folder`` has the session's own files on this machine. ``shared_memory_mib`` is the size of ``/dev/shm``; 0: the
-    engine's default. ``options`` are the engine's own.
+    ``folder`` has the session's own files on this machine, ``shared`` are the shared folders that it is given, each at
+    `place_of`. ``shared_memory_mib`` is the size of ``/dev/shm``; 0: the engine's default. ``options`` are the engine's
+    own.
     """
 
     session: Session
@@ -176,10 +178,23 @@ class LaunchSpec:
     devices: tuple[Device, ...]
     folder: Path
     port: int
+    shared: tuple[SharedFolder, ...] = ()
     shared_memory_mib: int = 0
     simulated: bool = False
     sudo: bool = False
     options: object = None
+
+
+FOLDERS = "folders"
+"""The folder of the session's own files in which shared folders are mounted."""
+
+
+def place_of(folder: SharedFolder) -> str:
+    """Return where a shared folder is in a session with its own root file system; in the home is a link to it.
+
+    Not in the home itself: a link of the user's there would decide which files of the session the mount covers.
+    """
+    return f"{IN_CONTAINER}/{FOLDERS}/{folder.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +261,14 @@ class Ended:
     status: int
     cause: EndCause
     message: str
+
+    def without_values(self, session: Session) -> Ended:
+        """Return it without the server's last words, which may hold a value of the session's own variables."""
+        return replace(self, message=self.message.partition(LAST_WORDS)[0]) if session.request.setup else self
+
+
+LAST_WORDS = "; its last words: "
+"""Comes in an end's message before the last line of the server's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +377,7 @@ class Engine(Launcher):
 
     # -- the Hub's life -------------------------------------------------------------------------------
 
-    def survey(self) -> Mapping[str, Machine | None]:
+    def survey(self) -> Mapping[str, MachineFacts | None]:
         """Return the other machines' descriptions by node; None for a silent one. Blocks.
 
         An engine that finds nodes returns all of them: a missing one is gone, with its devices. What other users of a

@@ -21,7 +21,7 @@ SHARE_MIB = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One run on one GPU: its amount, its memory limit and peak, and its compute."""
 
     image: str
@@ -54,7 +54,7 @@ class Advice:
 
 
 def advise(
-    runs: Sequence[Run], *, step_milli: int, least_milli: int = 0, devices: Sequence[Device] = ()
+    runs: Sequence[MeasuredRun], *, step_milli: int, least_milli: int = 0, devices: Sequence[Device] = ()
 ) -> Advice | None:
     """Return the smallest sufficient amount for runs of one image, newest first; None without one below the newest.
 
@@ -74,7 +74,7 @@ def advise(
     return Advice(newest[0].image, len(newest), asked_milli, enough_milli, max(r.peak_mib for r in newest))
 
 
-def _enough(run: Run, kinds: Collection[tuple[int, int]]) -> int:
+def _enough(run: MeasuredRun, kinds: Collection[tuple[int, int]]) -> int:
     """Return the fGPU x 1000 that this run needed, on its own GPU or on each of these kinds."""
     needed_mib = -(-run.peak_mib * (100 + HEADROOM_PERCENT) // 100)
     needed_mib = max(1, -(-needed_mib // SHARE_MIB)) * SHARE_MIB
@@ -86,9 +86,9 @@ def _enough(run: Run, kinds: Collection[tuple[int, int]]) -> int:
     return max(milli, run.fgpu_milli) if run.ran_out else milli
 
 
-def runs_of(past: Iterable[PastSession]) -> dict[str, list[Run]]:
+def runs_of(past: Iterable[PastSession]) -> dict[str, list[MeasuredRun]]:
     """Return the measured runs on one GPU, by image, in the given order. Several whole GPUs cannot become smaller."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[MeasuredRun]] = {}
     for one in past:
         shares = one.session.placement.shares if one.session.placement else ()
         told = one.measured
@@ -97,7 +97,7 @@ def runs_of(past: Iterable[PastSession]) -> dict[str, list[Run]]:
             held = share.fgpu_milli, share.memory_mib, told.peak_mib
             computed = share.compute_percent, told.sm_p95_percent
             ran_out = one.session.end_cause is EndCause.OOM
-            found.setdefault(image, []).append(Run(image, *held, *computed, ran_out))
+            found.setdefault(image, []).append(MeasuredRun(image, *held, *computed, ran_out))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from fgpuspawner.images.availability import NOTHING_KNOWN, Availabilities
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import beside_for, fgpu_for, never_held, nodes_for, refusals
 from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.folders import SharedFolder
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S, MOST_NAME
 from fgpuspawner.text.sessions import default_name
 
@@ -67,6 +68,7 @@ class LaunchRequest(Request):
             "cpu": format_milli(self.cpu_milli),
             "memory_mib": self.memory_mib,
             "count": self.count,
+            "folders": list(self.folders) or None,
             "priority": self.priority or None,
             "name": self.name or None,
             "setup": self.setup or None,
@@ -80,18 +82,19 @@ AT_START, ON_DEMAND = GPU_WHEN = ("at-start", "on-demand")
 """When a session gets its GPU."""
 
 
-def asks_the_same(before: Request, again: Request) -> bool:
+def asks_the_same(before: Request, again: Request, always: Collection[str] = ()) -> bool:
     """Return whether a repeated request equals the waiting one, which then keeps its place in the queue.
 
     Hub groups and the name do not count, as they may have changed, nor a default time limit or accounts that were set
-    since.
+    since, the order of folders, or the folders that each of the user's sessions ``always`` has.
     """
     limit_s, account = before.time_limit_s or again.time_limit_s, before.account or again.account
-    same = replace(before, groups=(), name="", account=account, time_limit_s=limit_s)
-    return same == replace(again, groups=(), name="")
+    chosen = [tuple(sorted({*request.folders}.difference(always))) for request in (before, again)]
+    same = replace(before, groups=(), name="", account=account, time_limit_s=limit_s, folders=chosen[0])
+    return same == replace(again, groups=(), name="", folders=chosen[1])
 
 
-class Refused(FGPUError):
+class RequestRefused(FGPUError):
     """A request that cannot be accepted; the message joins all the reasons."""
 
     code = "refused"
@@ -124,6 +127,8 @@ class Offer:
     lending: frozenset[str] = frozenset()
     #: Nodes on which sessions can be parked, and so be on demand.
     parking: frozenset[str] = frozenset()
+    #: The shared folders that the user may have, also those that each of their sessions has.
+    folders: tuple[SharedFolder, ...] = ()
     #: Where the images are. An image that can't start is not shown, and is refused with the reason.
     available: Availabilities = NOTHING_KNOWN
 
@@ -292,10 +297,10 @@ def make_offer(
     """Return the choices and the preselected request of a user with these resource ``groups`` and ``images``.
 
     Raises:
-        Refused: the user may use no resource group, or no image.
+        RequestRefused: the user may use no resource group, or no image.
     """
     if not groups:
-        raise Refused(
+        raise RequestRefused(
             [Refusal("group", "no_group", "group: you may use no resource group; ask an administrator")]
         )
     # Administrators see images that no node could ever hold in `fgpu images list` and on the images page.
@@ -305,7 +310,7 @@ def make_offer(
     why_not = {i.slug: available.why_not(i.slug, own) for i in images}
     if None not in why_not.values():
         none = Refusal("image", "no_image", "image: you may use no image; ask an administrator")
-        raise Refused([cannot_start(i.name, why_not[i.slug] or "") for i in shown] or [none])
+        raise RequestRefused([cannot_start(i.name, why_not[i.slug] or "") for i in shown] or [none])
     hub_groups = tuple(hub_groups)
     accounts = settings.account_tree().paths_for(hub_groups)
     shown = [i for i in shown if why_not[i.slug] is None]
@@ -342,6 +347,7 @@ def make_offer(
         settings.default_memory_mib,
         lending,
         parking,
+        settings.folders_for(user, hub_groups),
         available,
     )
     # Half a GPU, at least a step.

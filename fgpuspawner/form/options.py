@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice, takewhile
 
 from fgpu_scheduler import Refusal, Request, admit
-from fgpuspawner.form.offer import AT_START, GPU_WHEN, ON_DEMAND, LaunchRequest, Offer, Refused
+from fgpuspawner.form.offer import AT_START, GPU_WHEN, ON_DEMAND, LaunchRequest, Offer, RequestRefused
 from fgpuspawner.form.own_setup import GIVEN, read_setup
 from fgpuspawner.images.availability import NOTHING_KNOWN
 from fgpuspawner.images.model import Image
@@ -52,19 +52,21 @@ def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
     Two empty fields of the form mean something: no time limit, and no image.
 
     Raises:
-        Refused: a field is given twice, or as a file.
+        RequestRefused: a field is given twice, or as a file.
     """
     raw: dict[str, object] = {}
     for name, values in fields.items():
-        if name == "gpu_models" and all(isinstance(value, str) for value in values):
+        if name == "folders" and all(isinstance(value, str) for value in values):
+            values = [joined(values)]
+        elif name == "gpu_models" and all(isinstance(value, str) for value in values):
             # The form has one field for each model, and the first empty one ends the list.
             values = [joined(takewhile(str.strip, values))]
         field = name if name in FIELDS else "options"
         if len(values) > 1:
             message = f"{short(name)}: given {len(values)} times; give it once"
-            raise Refused([Refusal(field, "given_twice", message)])
+            raise RequestRefused([Refusal(field, "given_twice", message)])
         if values and not isinstance(values[0], str):
-            raise Refused([Refusal(field, "no_text", f"{short(name)}: a file was sent; send a text")])
+            raise RequestRefused([Refusal(field, "no_text", f"{short(name)}: a file was sent; send a text")])
         if values and (values[0].strip() or name in GIVEN):
             # Emptied ones replace what is saved.
             raw[name] = values[0].strip()
@@ -85,7 +87,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
     """Return the launch request for raw options that may queue. Missing options take the offer's defaults.
 
     Raises:
-        Refused: with every reason at once.
+        RequestRefused: with every reason at once.
     """
     given = Given(raw)
     refusals = given.refusals
@@ -120,6 +122,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
         gpu_models=given.models(models),
         time_limit_s=given.time_limit(default.time_limit_s, offer.max_time_limit_s),
         priority=given.whole("priority", 0),
+        folders=_folders(given, offer),
         name=given.name(),
         setup=given.whole("setup", 0),
         own=read_setup(given),
@@ -132,8 +135,15 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
     told = [_in_its_notation(raw, wanted, refusal) for refusal in found]
     refusals.extend(_beside(refusals, raw, told) if refusals else told)
     if refusals := refusals or [_in_its_notation(raw, wanted, unmet) for unmet in offer.unmet(wanted)]:
-        raise Refused(refusals)
+        raise RequestRefused(refusals)
     return wanted
+
+
+def _folders(given: Given, offer: Offer) -> tuple[str, ...]:
+    """Return the names of the chosen folders, without those that each of the user's sessions has."""
+    chosen = given.folders([folder.name for folder in offer.folders])
+    always = {folder.name for folder in offer.folders if folder.always}
+    return tuple(name for name in chosen if name not in always)
 
 
 def parse_to_start(
@@ -144,7 +154,7 @@ def parse_to_start(
     ``waiting`` is the server's waiting request: it keeps its place, even if its image can't start now.
 
     Raises:
-        Refused: with every reason at once; also where the image is another user's and not accepted.
+        RequestRefused: with every reason at once; also where the image is another user's and not accepted.
     """
     if waiting is not None and raw.get("account") not in offer.account_paths:
         # The accounts have changed since it was submitted.
@@ -161,7 +171,7 @@ def parse_to_start(
             f"image: {image.slug} is {image.owner}'s, and its programs run as you, with your files; if you trust"
             f" {image.owner}, accept it with {ACCEPT_IMAGE}={image.digest}"
         )
-        raise Refused([Refusal("image", NOT_ACCEPTED, message, nearest=image.digest)])
+        raise RequestRefused([Refusal("image", NOT_ACCEPTED, message, nearest=image.digest)])
     return wanted, image.digest
 
 

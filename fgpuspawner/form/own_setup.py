@@ -41,7 +41,7 @@ def read_setup(given: Given) -> GivenSetup | None:
         return None
     script = given.raw.get("script", "")
     script = script.replace("\r\n", "\n").strip("\n") if isinstance(script, str) else None
-    if script is None or len(script) > MOST_SCRIPT or "\0" in script:
+    if script is None or not _is_text(script, MOST_SCRIPT):
         problem = f"give a text of at most {MOST_SCRIPT} characters; clone longer scripts, and run them"
         given.refuse("script", "bad_script", problem, limit=str(MOST_SCRIPT))
     variables = _pairs(given)
@@ -74,9 +74,15 @@ def _wrong(name: object, value: object) -> str | None:
         return f"{short(name)} is no name; use letters, digits and _, such as WANDB_PROJECT=vision"
     if is_knob(name) or name.startswith(SEALED) or name in SEALED_NAMES:
         return f"{name} is set by the session; leave it out"
-    if value is not None and (not isinstance(value, str) or len(value) > MOST_VALUE or "\0" in value):
+    if value is not None and not _is_text(value, MOST_VALUE):
         return f"the value of {name} must be a text of at most {MOST_VALUE} characters"
     return None
+
+
+def _is_text(value: object, most: int) -> bool:
+    """Return whether a value is text that a database and an environment can hold."""
+    # Half a surrogate pair, which JSON can write, is no character.
+    return isinstance(value, str) and len(value) <= most and not re.search("[\0\ud800-\udfff]", value)
 
 
 def names_text(variables: Mapping[str, str]) -> str:

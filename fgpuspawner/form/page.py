@@ -21,7 +21,7 @@ from fgpuspawner.form.image_cards import (
     most_gpu_memory_mib,
     written,
 )
-from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
+from fgpuspawner.form.offer import LaunchRequest, Offer, RequestRefused
 from fgpuspawner.form.options import ACCEPT_IMAGE, GPU_BY, IMAGE_NAME, NOT_ACCEPTED, parse, read_fields
 from fgpuspawner.form.own_setup import GIVEN
 from fgpuspawner.form.presets import fields_of, in_form, one_click, setup_fields
@@ -137,6 +137,7 @@ def render(
         longest=None if offer.max_time_limit_s is None else hours_minutes(offer.max_time_limit_s),
         highest=offer.max_priority,
         accounts=list(offer.account_paths),
+        folders=offer.folders,
         on_demand=any(offer.may_wait_for_gpu(group) for group in offer.groups),
         max_count=offer.caps.max_count,
         fewer_sessions=fewer_sessions,
@@ -187,10 +188,9 @@ def _values(offer: Offer, given: Mapping[str, str], setups: Mapping[int, SavedSe
 
 
 def _preselected(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of fields that were not given: if possible, those that go with the given ones."""
     try:
         found = parse(read_fields({name: [value] for name, value in given.items()}), offer)
-    except Refused:
+    except RequestRefused:
         found = offer.default
     return {name: value for name, value in fields_of(found.as_options()).items() if name != GPU_BY}
 
@@ -201,7 +201,6 @@ def _to_accept(offer: Offer, given: Mapping[str, str]) -> Image | None:
 
 
 def _at_fields(refusals: Sequence[Refusal]) -> dict[str, str]:
-    """Return the messages for each of the form's fields, several for one field joined."""
     found: dict[str, list[str]] = {}
     for refusal in refusals:
         field = AT.get(refusal.field, refusal.field)
@@ -209,7 +208,7 @@ def _at_fields(refusals: Sequence[Refusal]) -> dict[str, str]:
     return {field: "; ".join(messages) for field, messages in found.items()}
 
 
-def refusal_words(refused: Refused) -> list[str]:
+def refusal_words(refused: RequestRefused) -> list[str]:
     """Return the reasons with the form's words for its fields."""
     return [
         f"{LABELS[r.field]}: {_words(r).removeprefix(f'{r.field}: ')}" if r.field in LABELS else r.message
@@ -226,15 +225,20 @@ def _words(refusal: Refusal) -> str:
     )
 
 
-def refusal_html(refused: Refused) -> str:
+def refusal_html(refused: RequestRefused) -> str:
     """Return the reasons as escaped HTML, one below the other."""
     items = Markup("").join(Markup("<li>{}</li>").format(words) for words in refusal_words(refused))
     return str(Markup("<ul class='fgpu-refusals mb-0 ps-3'>{}</ul>").format(items))
 
 
 def first_of(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the first value of each field that the form has, of models all, cut to what a field can hold."""
+    """Return the first value of each field that the form has, of models and folders all, cut to what a field can hold."""
     first = {name: fields[name][0] for name in FORM_FIELDS if fields.get(name)}
     if "gpu_models" in first:
         first["gpu_models"] = joined(takewhile(str.strip, map(str, fields["gpu_models"])))
-    return {n: str(value)[: LONGEST_TEXT if n in GIVEN else FIELD_MAX_LENGTH] for n, value in first.items()}
+    if "folders" in first:
+        first["folders"] = joined(map(str, fields["folders"]))
+    return {
+        n: str(value)[: LONGEST_TEXT if n in (*GIVEN, "folders") else FIELD_MAX_LENGTH]
+        for n, value in first.items()
+    }

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fgpu_scheduler import Request, SavedSetup, Session, format_milli, memory_words
-from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
+from fgpuspawner.form.offer import LaunchRequest, Offer, RequestRefused
 from fgpuspawner.form.options import GPU_BY, parse
 from fgpuspawner.form.own_setup import names_text
 from fgpuspawner.text.fields import FIELDS, PRESET_FIELDS, in_gib, joined
@@ -65,7 +65,7 @@ def one_click(
 def _parsed(options: Mapping[str, object], offer: Offer) -> LaunchRequest | None:
     try:
         return parse(options, offer)
-    except Refused:
+    except RequestRefused:
         return None
 
 
@@ -104,6 +104,8 @@ def _launch(
     words = [amount_words(asked), f"{format_milli(asked.cpu_milli)} CPU", memory_words(asked.memory_mib)]
     if asked.time_limit_s:
         words.append(hours_minutes(asked.time_limit_s))
+    if asked.folders:
+        words.append(f"folders {joined(asked.folders)}")
     if asked.setup:
         words.append("own variables or script")
     fields = fields_of(options)

@@ -40,6 +40,7 @@ def begin_background_work(runtime: Runtime) -> None:
         data=data,
         every_s=settings.meter_every_s,
         poll_every_s=every_s,
+        parks_at_s=lambda session_id: runtime.parker.soon.get(session_id),
     )
     sampler.begin(background)
     GpuHealthWatch(runtime.drivers, clock, data=data).begin(background)

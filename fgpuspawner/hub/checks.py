@@ -5,7 +5,6 @@ docs/security.md has the security profiles with their settings. Its table of che
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from fgpu_scheduler import BadSettings, Node
+from fgpuspawner.bodies import is_loopback
 from fgpuspawner.engines.base import Capabilities, Held, Safeguard
 from fgpuspawner.hub.inherited import overruled
 from fgpuspawner.scopes import SERVICE
@@ -121,16 +121,6 @@ def use_subdomains(app: Any, settings: FGPU) -> None:
         route = f"{app.domain}{app.base_url}services/{SERVICE}/"
         own = {route: f"http://{settings.service_ip}:{settings.service_port}"}
         app.proxy.extra_routes = {**app.proxy.extra_routes, **own}
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Profile(StrEnum):

@@ -18,8 +18,8 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from fgpu_scheduler import FGPUError, Placement, Session, ShareMode, holds_shares
-from fgpuspawner.hub.watchdog import Judge, Record, WatchedSessions, launched_with, watched_on
+from fgpu_scheduler import FGPUError, Placement, Queue, Session, ShareMode, holds_shares
+from fgpuspawner.hub.watchdog import Judge, Record, launched_with, watched_on
 from fgpuspawner.isolation.backends import DriverCgroup, Interposer
 from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.nvml_reader import DeviceUse
@@ -159,14 +159,14 @@ class ComputeWatch:
 
     def __init__(
         self,
-        sessions: WatchedSessions,
+        queue: Queue,
         record: Record,
         ask: Ask,
         *,
         snapshot_soon: Callable[[NvmlSource, float], None],
         ends: bool,
     ) -> None:
-        self._judge = Judge(sessions, record, every_s=STRIKE_AFTER_S, ends=ends)
+        self._judge = Judge(queue, record, every_s=STRIKE_AFTER_S, ends=ends)
         self._ask = ask
         self._snapshot_soon = snapshot_soon
         self._asking: dict[int, asyncio.Task[None]] = {}

@@ -15,16 +15,18 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jupyterhub.utils import maybe_future
 from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import (
+    MIB,
     UP,
     EndCause,
     FGPUError,
     NodeAction,
+    Queue,
     Session,
     Store,
     SystemClock,
@@ -33,14 +35,12 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
-from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.engines.base import Engine, EngineSilent
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import (
     DISK,
-    MIB,
     DiskHistory,
     DiskLimits,
-    DiskState,
     DiskUse,
     above_words,
     amounts,
@@ -67,18 +67,6 @@ FIRST_COUNT_S = 600
 REMOVED = "taken by removed files that are still open"
 
 
-class RunningSessions(Protocol):
-    async def live(self) -> tuple[Session, ...]: ...
-
-    async def warn(self, session_id: int, message: str | None, cause: EndCause = ...) -> Session: ...
-
-    async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session: ...
-
-
-class DiskMeter(Protocol):
-    async def disk_use(self, session: Session) -> DiskUse: ...
-
-
 def close_machine(store: Store, isolation: Isolation, reason: str | None) -> None:
     """Cordon this machine's GPUs with the disk watch's reason; with None uncordon those that it cordoned. Blocks.
 
@@ -100,8 +88,8 @@ class SessionDisks:
 
     def __init__(
         self,
-        engine: DiskMeter,
-        sessions: RunningSessions,
+        engine: Engine,
+        queue: Queue,
         limits: DiskLimits,
         *,
         data: Path,
@@ -109,7 +97,7 @@ class SessionDisks:
         close: Callable[[str | None], Awaitable[None]],
     ) -> None:
         self._engine = engine
-        self._sessions = sessions
+        self._queue = queue
         self._limits = limits
         self._data = data
         self._every_s = every_s
@@ -139,7 +127,7 @@ class SessionDisks:
 
     async def look(self) -> None:
         """Check every running session, one after another: reading folders keeps a disk busy."""
-        running = [s for s in await self._sessions.live() if s.state in UP]
+        running = [s for s in await self._queue.live() if s.state in UP]
         ids = {s.id for s in running}
         self._histories = {i: history for i, history in self._histories.items() if i in ids}
         self._warned = {i: words for i, words in self._warned.items() if i in ids}
@@ -162,7 +150,7 @@ class SessionDisks:
                     await self._judge(session, use)
                 except FGPUError as e:
                     log.error("Session %d takes too much of the disk, and cannot be told: %s", session.id, e)
-        await asyncio.to_thread(DISK.write, self._data, DiskState(use_words))
+        await asyncio.to_thread(DISK.write, self._data, use_words)
 
     async def compare(self) -> None:
         """Close this machine while removed files that are still open take more of a file system than a session may.
@@ -207,7 +195,7 @@ class SessionDisks:
         if ends:
             log.error("Session %d: %s: it is ended", session.id, words)
             message = f"your session was ended: {words}, also after a warning. Make room in your next session"
-            await self._sessions.end(session.id, EndCause.DISK_LIMIT, message)
+            await self._queue.end(session.id, EndCause.DISK_LIMIT, message)
         elif history.above_since_s is not None and session.id not in self._warned:
             log.warning("Session %d: %s: its owner is warned", session.id, words)
             grace_s, or_else = self._limits.grace_s, ""
@@ -216,12 +204,12 @@ class SessionDisks:
                     f" within {duration(grace_s)}, or the session is ended; sooner if it takes much more"
                 )
             warning = f"{words}. Remove files that you do not need{or_else}"
-            await self._sessions.warn(session.id, warning, EndCause.DISK_LIMIT)
+            await self._queue.warn(session.id, warning, EndCause.DISK_LIMIT)
             self._warned[session.id] = warning
         elif history.above_since_s is None and (said := self._warned.get(session.id)) is not None:
             log.info("Session %d is within its limit of the disk again", session.id)
             if session.message == said:
-                await self._sessions.warn(session.id, None)
+                await self._queue.warn(session.id, None)
             del self._warned[session.id]
         self._histories[session.id] = history
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fgpu_scheduler import Clock, FGPUError, Session
+from fgpu_scheduler import MIB, Clock, FGPUError, Session
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.hub.compute_watch import WATCHED, Ask
-from fgpuspawner.hub.watchdog import MIB, launched_with
+from fgpuspawner.hub.watchdog import launched_with
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.gpu_poller import (
     LONGEST_PAUSE,

@@ -2,7 +2,7 @@
 
 JupyterHub does not tell a spawner which user ends, deletes or opens a server. Every such request goes through a handler
 of the Hub: its pages, its API, or the service's requests, which carry the caller's token or name the caller. Each
-handler stores its user in a context variable for the duration of the request.
+handler stores itself in a context variable for the duration of the request.
 """
 
 from __future__ import annotations
@@ -37,13 +37,29 @@ MOST_TOKENS = 200
 LOOK_WITHIN_S = 5.0
 LOOK_AGAIN_S = 1.0
 
-_deletes: ContextVar[Any] = ContextVar("deletes", default=None)
-"""The user of the current DELETE request. Only those: other requests start work that outlives them."""
+_handler: ContextVar[Any] = ContextVar("handler", default=None)
+
+
+def current_handler() -> Any:
+    """Return the handler of the current request, also in a start that the request makes; None outside requests.
+
+    `Spawner.handler` is that of the last request for a server, which may be another user's.
+    """
+    return _handler.get()
+
+
+def current_login() -> str:
+    """Return the log-in of the browser that asks, as JupyterHub's cookie names it; "" without one, as with a token."""
+    handler = current_handler()
+    return "" if handler is None else handler.get_session_cookie() or ""
 
 
 def ended_by(owner: str) -> str | None:
     """Return who ends this user's server in the current request; None for the owner, or outside such a request."""
-    return actor_name(_deletes.get(), other_than=owner)
+    handler = current_handler()
+    # Other requests start work that outlives them.
+    deletes = handler is not None and handler.request.method == "DELETE"
+    return actor_name(handler.current_user if deletes else None, other_than=owner)
 
 
 def actor_name(who: Any, *, other_than: str) -> str | None:
@@ -73,8 +89,7 @@ def _recording(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
                 if isinstance(user, User) and not user.admin:
                     # The Hub stores what users send in its database, in any number of rows.
                     raise HTTPError(413, f"the request has more than {MOST_OF_A_USER >> 10} KiB; send less")
-            if self.request.method == "DELETE":
-                _deletes.set(self.current_user)
+            _handler.set(self)
 
     class RecordingDeletes(Recording):
         @needs_scope("delete:servers")  # type: ignore[untyped-decorator]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -21,7 +20,7 @@ from fgpu_scheduler import (
     Session,
     lock_file,
 )
-from fgpuspawner.isolation.files import write_whole
+from fgpuspawner.isolation.files import HubFile, write_whole
 from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu")
@@ -29,7 +28,7 @@ log = logging.getLogger("fgpu")
 CHECK_EVERY_S = 30.0
 NOTE = "installation"
 """File in the data folder with the id of the installation that it serves."""
-URLS = "hub-urls.json"
+URLS = HubFile("hub-urls.json", list[str])
 """File in the data folder with the addresses at which sessions reach the Hub and its service."""
 
 
@@ -126,18 +125,15 @@ def check_not_moved(data: Path, urls: Sequence[str], sessions: Iterable[Session]
         BadSettings: running sessions know others. Their log-ins and their pages' requests would fail.
         OSError: they cannot be stored.
     """
-    file, wanted = data / URLS, list(urls)
-    try:
-        known = json.loads(file.read_text())
-    except (OSError, ValueError):
-        known = None
+    known, wanted = URLS.read(data), list(urls)
     if known == wanted:
         return
     running = sum(session.state in UP for session in sessions)
-    if isinstance(known, list) and running:
+    if known and running:
         before, after = next(((a, b) for a, b in zip(known, wanted, strict=False) if a != b), (known, wanted))
         raise BadSettings(
             f"c.FGPU.hub_address, c.JupyterHub.hub_ip or a port: {running} running sessions reach this Hub at {before}, "
-            f"and it would be at {after}; set it back and let them end first (a drain), or remove {file} to cut them off"
+            f"and it would be at {after}; set it back and let them end first (a drain), or remove {data / URLS.name} to "
+            "cut them off"
         )
-    file.write_text(json.dumps(wanted))
+    URLS.write(data, wanted)

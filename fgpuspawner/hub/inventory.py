@@ -20,7 +20,7 @@ from fgpuspawner.concurrency.background import Background, Failures
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.nodes import DevicesComing, Machine, as_far_as_known
+from fgpuspawner.settings.nodes import DevicesComing, MachineFacts, as_far_as_known
 
 log = logging.getLogger("fgpu")
 
@@ -30,7 +30,7 @@ LOOK_SOON_S = 10.0
 
 TOGETHER_S = 1.0
 
-Survey = Callable[[], Mapping[str, Machine | None]]
+Survey = Callable[[], Mapping[str, MachineFacts | None]]
 
 
 def nodes_at_start(settings: FGPU, survey: Survey, stored: Collection[Node]) -> tuple[Node, ...]:
@@ -59,7 +59,7 @@ def nodes_at_start(settings: FGPU, survey: Survey, stored: Collection[Node]) -> 
 
 def described(
     settings: FGPU,
-    machines: Mapping[str, Machine | None],
+    machines: Mapping[str, MachineFacts | None],
     before: Mapping[str, Node],
     others: Iterable[Node] = (),
 ) -> tuple[tuple[Node, ...], dict[str, FGPUError]]:

@@ -24,6 +24,7 @@ from fgpu_scheduler import (
     SessionState,
     Snapshot,
     holds_shares,
+    parked_mib,
 )
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.meter.gpu_health import HEALTH, GpuHealthState
@@ -185,6 +186,11 @@ def of_queue(snapshot: Snapshot) -> Iterator[Metric]:
         "oldest_wait_seconds", "Wait of the oldest pending request; 0: none is pending.", ("group",), waits
     )
     nodes = [((node.id, node.resource_group, node.state.value), 1) for node in snapshot.nodes]
+    parked = parked_mib(snapshot)
+    kept = [((node.id, node.resource_group), parked.get(node.id, 0) * 2**20) for node in snapshot.nodes]
+    yield _gauge(
+        "parked_memory_bytes", "Host memory with the GPU memory of parked sessions.", ("node", "group"), kept
+    )
     yield _gauge("node_state", "1 for the state that a node is in.", ("node", "group", "state"), nodes)
 
 

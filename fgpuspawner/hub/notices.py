@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fgpu_scheduler import Clock, EndCause, Event, FGPUError, Session, SessionState, Store
 from fgpuspawner.concurrency.background import Background, Failures
-from fgpuspawner.isolation.files import write_whole
+from fgpuspawner.isolation.files import HubFile
 from fgpuspawner.text.sessions import amount_words, end_words, session_name, warning_words
 from fgpuspawner.text.times import hours_minutes, instant
 
@@ -32,7 +32,8 @@ SOON_S = 600
 OLD_S = 3600
 """Older events, for example from before a restart, are not reported."""
 PROGRAM_TIMEOUT_S = 30
-WRITTEN = "notices.json"
+TOLD = HubFile("notices.json", dict[str, int])
+"""The id of the last event that was looked at, as ``told``."""
 KEPT = ("PATH", "HOME", "LANG", "TZ")
 """The only variables that the program gets of the Hub's environment, which has secrets."""
 
@@ -105,7 +106,7 @@ class Notices:
         self._store = store
         self._command = tuple(command)
         self._clock = clock
-        self._path = data / WRITTEN
+        self._data = data
         self._site_name = site_name
         self._last_id: int | None = None
         self._failures = Failures(log, "An owner was not told", foreseen=(FGPUError, OSError))
@@ -119,13 +120,13 @@ class Notices:
     async def look(self) -> None:
         """Send the notices of the events since the last round."""
         if self._last_id is None:
-            self._last_id = await asyncio.to_thread(self._read)
-            await asyncio.to_thread(self._write)
+            self._last_id = await asyncio.to_thread(self._last_told)
+            await asyncio.to_thread(TOLD.write, self._data, {"told": self._last_id})
         while found := await asyncio.to_thread(self._store.events, after_id=self._last_id, limit=PAGE):
             for event in found:
                 await self._send(event)
                 self._last_id = event.id
-            await asyncio.to_thread(self._write)
+            await asyncio.to_thread(TOLD.write, self._data, {"told": self._last_id})
 
     async def _send(self, event: Event) -> None:
         if event.session_id is None or event.at_s < self._clock.now_s() - OLD_S:
@@ -141,19 +142,10 @@ class Notices:
         else:
             self._failures.worked()
 
-    def _read(self) -> int:
+    def _last_told(self) -> int:
         newest = self._store.last_event_id()
-        try:
-            # A restored database may be older than the file.
-            return min(newest, int(json.loads(self._path.read_bytes())["told"]))
-        except FileNotFoundError:
-            return newest
-        except (ValueError, KeyError, TypeError):
-            log.warning("%s cannot be read: owners are told what happens from now on", self._path)
-            return newest
-
-    def _write(self) -> None:
-        write_whole(self._path, json.dumps({"told": self._last_id}).encode(), mode=0o600)
+        # A restored database may be older than the file.
+        return min(newest, TOLD.read(self._data).get("told", newest))
 
 
 async def run_program(command: Sequence[str], notice: NoticeFields) -> None:

@@ -16,30 +16,30 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from fgpu_scheduler import (
+    MIB,
     Device,
     EndCause,
     FGPUError,
     Queue,
     Session,
     SessionState,
-    due_for_parking,
     duration,
-    no_room_to_park,
+    is_asked_for,
+    plan_parking,
 )
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Engine
 from fgpuspawner.hub.gpu_observers import GpuIdleTimes
 from fgpuspawner.hub.session_probes import ProveLimits, account_path
-from fgpuspawner.hub.watchdog import MIB
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.gpu_poller import Drivers, GpuSnapshot, running_on
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse
-from fgpuspawner.isolation.report import checkpoint_command, read_checkpoint
+from fgpuspawner.isolation.report import CheckpointReport, checkpoint_command, read_answer
 from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu.parking")
@@ -52,10 +52,13 @@ PROVED_WITHIN_S = 5.0
 MIB_A_SECOND = 500
 """A driver that moves memory more slowly than this has failed. On the H100 it moves several GiB a second."""
 LEAST_TIME_S = 60
+ALONE_FOR_S = 15.0
+"""While a session is being parked, others on its node wait at most this long: its own processes can delay it."""
 SETTLED_AFTER_S = 5.0
 """A program that an earlier Hub has started in a session has begun its work, and holds its lock, after this time."""
 RELEASED_AFTER_S = 30.0
 """A session on demand without a CUDA context gives its slice back after this time."""
+UNKNOWN_HELD = "the driver does not tell how much GPU memory it holds"
 ROOM_MIB = 64
 """Host memory that the driver takes for a parked process beside the contents of its GPU memory."""
 
@@ -91,18 +94,23 @@ class Parker:
         self._prove = prove
         self._on_moved = on_moved
         self._busy: dict[int, asyncio.Task[None]] = {}
-        #: The nodes of the sessions that are being parked, by session.
-        self._parking: dict[int, str] = {}
+        #: By session that is being parked, or that a failure left with a closed gate and its raised memory limit: its
+        #: node, since when (monotonic seconds), and what goes to the host (MiB).
+        self._parking: dict[int, tuple[str, float, int]] = {}
         #: What each session holds of its GPUs by the last snapshot, in MiB, if the driver tells.
         self._held_mib: dict[int, int] = {}
         #: Since when a session on demand holds nothing, in monotonic seconds.
         self._released_s: dict[int, float] = {}
         #: Until when a session that the driver refused is left alone, in monotonic seconds.
         self._refused_until_s: dict[int, float] = {}
+        #: The sessions on demand whose limits were in force when they got their GPU first.
+        self._proved: set[int] = set()
         #: The parked sessions with a waiting call, as this process has told the scheduler.
         self._wanted: set[int] = set()
         #: The sessions that are due and for which the host's memory has no room.
         self._without_room: set[int] = set()
+        #: When each idle session will be parked, if that is soon; UTC seconds by session.
+        self.soon: Mapping[int, int] = {}
 
     def begin(self, background: Background) -> None:
         background.every(
@@ -132,40 +140,53 @@ class Parker:
         live = {s.id: s for s in world.sessions}
         self._forget(live)
         now_s = time.monotonic()
-        free = [
-            s
-            for s in world.sessions
-            if s.id not in self._busy and self._refused_until_s.get(s.id, 0.0) <= now_s
-        ]
-        closed = await asyncio.to_thread(self._with_closed_gate, free)
-        for session in free:
+        free = [s for s in world.sessions if s.id not in self._busy]
+        asked = [s for s in free if s.state is SessionState.RUNNING and is_asked_for(s, world.now_s)]
+        settled = [s for s in free if self._refused_until_s.get(s.id, 0.0) <= now_s]
+        closed = await asyncio.to_thread(self._with_closed_gate, settled)
+        for session in settled:
             match session.state:
                 case SessionState.RESUMING:
                     self._begin(session, self._resume(session))
                 case SessionState.PARKED:
                     await self._note_wanted(session)
                 case SessionState.RUNNING if session.id in closed:
-                    self._begin(session, self._repair(session))
-        idle_since_s = {s.id: self._idle_times.idle_since_s(s.id) for s in free}
-        measured: dict[str, Any] = {
-            "gpu_idle_since_s": {i: since_s for i, since_s in idle_since_s.items() if since_s is not None},
-            "held_mib": self._parkable_mib(free),
-            "host_mib": {node.id: self._settings.parked_memory_mib for node in world.nodes},
-        }
-        due = due_for_parking(world, self._rules, **measured)
-        self._log_no_room(no_room_to_park(world, self._rules, **measured))
-        released = [s for s in free if self._has_released(s)]
-        for session in (*released, *due):
+                    assert session.placement is not None
+                    # How much an earlier Hub has moved is unknown: at most its shares.
+                    most_mib = sum(share.memory_mib for share in session.placement.shares)
+                    self._begin(session, self._repair(session, most_mib))
+        idle_since_s = {s.id: self._idle_times.idle_since_s(s.id) for s in settled}
+        plan = plan_parking(
+            world,
+            self._rules,
+            gpu_idle_since_s={i: since_s for i, since_s in idle_since_s.items() if since_s is not None},
+            held_mib=self._parkable_mib({s.id: s for s in (*settled, *asked)}.values()),
+            host_mib={node.id: self._host_mib(node.id) for node in world.nodes},
+        )
+        self.soon = plan.soon
+        self._log_no_room(plan.no_room)
+        for session in asked:
+            why = self._isolation.parks(session) or plan.no_room.get(session.id)
+            # A new Hub knows it after a while.
+            waited_s = world.now_s - (session.park_asked_at_s or 0)
+            if why is None and session.id not in self._held_mib and waited_s >= LEAST_TIME_S:
+                why = UNKNOWN_HELD
+            if why is not None:
+                await self._queue.refuse_to_park(session.id, why)
+        released = [s for s in settled if self._has_released(s)]
+        for session in (*released, *plan.due):
             # One after the other on each node: the first may be enough for the sessions that wait.
             where = session.placement
-            if (
-                where is not None
-                and session.id not in self._busy
-                and where.node_id not in self._parking.values()
-            ):
-                self._parking[session.id] = where.node_id
-                there = (s for s in world.sessions if s.placement and s.placement.node_id == where.node_id)
-                left_mib = self._settings.parked_memory_mib - sum(s.parked_mib for s in there)
+            if where is None or session.id in self._busy:
+                continue
+            node_id, moving = (
+                where.node_id,
+                [one for one in self._parking.values() if one[0] == where.node_id],
+            )
+            if all(now_s - since_s >= ALONE_FOR_S for _, since_s, _ in moving):
+                there = (s for s in world.sessions if s.placement and s.placement.node_id == node_id)
+                left_mib = self._host_mib(node_id) - sum(s.parked_mib for s in there)
+                self._parking[session.id] = node_id, now_s, 0
                 self._begin(session, self._park(session, 0 if session in released else left_mib))
 
     async def done(self) -> None:
@@ -179,9 +200,17 @@ class Parker:
         for known in (self._held_mib, self._released_s, self._refused_until_s):
             for session_id in known.keys() - live.keys():
                 del known[session_id]
+        self._parking = {i: moving for i, moving in self._parking.items() if i in live or i in self._busy}
         self._wanted &= live.keys()
+        self._proved &= live.keys()
 
-    def _parkable_mib(self, sessions: Sequence[Session]) -> Mapping[int, int]:
+    def _host_mib(self, node_id: str) -> int:
+        """Return the host memory for the parked sessions of a node, without what goes there now."""
+        return self._settings.parked_memory_mib - sum(
+            mib for node, _, mib in self._parking.values() if node == node_id
+        )
+
+    def _parkable_mib(self, sessions: Iterable[Session]) -> Mapping[int, int]:
         return {
             s.id: self._held_mib[s.id]
             for s in sessions
@@ -224,7 +253,7 @@ class Parker:
     def _log_no_room(self, found: Mapping[int, str]) -> None:
         """Log once for each session why the host's memory has no room for it."""
         for session_id in found.keys() - self._without_room:
-            log.warning("Session %d: %s", session_id, found[session_id])
+            log.warning("Session %d is not parked: %s", session_id, found[session_id])
         self._without_room = set(found)
 
     def _begin(self, session: Session, step: Coroutine[Any, Any, None]) -> None:
@@ -240,21 +269,22 @@ class Parker:
                 "Session %d is left as it is, trying on: %s", session.id, e, exc_info=None if foreseen else e
             )
         finally:
-            self._parking.pop(session.id, None)
             del self._busy[session.id]
 
     # -- the steps ----------------------------------------------------------------------------------------
 
     async def _park(self, session: Session, most_mib: int) -> None:
         """Park a session that holds at most ``most_mib``: it may have taken more since it was measured."""
-        began_s = time.monotonic()
+        began_s, held = time.monotonic(), None
         await asyncio.to_thread(self._isolation.close_gate, session.id)
         try:
             held = await self._held_now(session)
             if held is None:
-                raise CannotPark("the driver does not tell how much GPU memory it holds")
+                raise CannotPark(UNKNOWN_HELD)
             if held > most_mib:
                 raise CannotPark(f"it holds {held} MiB of GPU memory by now, more than {most_mib} MiB")
+            node_id, since_s, _ = self._parking[session.id]
+            self._parking[session.id] = node_id, since_s, held
             # The driver keeps the contents in the memory of the session's own processes.
             await self._engine.set_memory(session, session.request.memory_mib + held + ROOM_MIB)
             await self._checkpoint(session, "park", held)
@@ -264,9 +294,14 @@ class Parker:
             log.warning(
                 "Session %d cannot be parked, next try in %s: %s", session.id, duration(int(AGAIN_AFTER_S)), e
             )
-            await self._repair(session)
+            try:
+                await self._repair(session, held or 0)
+            finally:
+                if session.park_asked_at_s is not None:
+                    await self._queue.refuse_to_park(session.id, failure_words(e)[:500])
             return
         await self._queue.park(session.id, held)
+        self._parking.pop(session.id, None)
         took_s = time.monotonic() - began_s
         self._on_moved("parked", took_s)
         log.info("Session %d is parked: %d MiB in %.1f s", session.id, held, took_s)
@@ -281,12 +316,14 @@ class Parker:
             # What was done may be unknown, or an earlier Hub's: with memory on the GPU the session keeps its share.
             await asyncio.to_thread(self._isolation.close_gate, session.id)
             await self._check_nothing_held(session)
-            words = f"the GPU could not be given back ({e}); it is tried again in {LEAST_TIME_S} s"
+            words = (
+                f"the GPU could not be given back ({failure_words(e)}); it is tried again in {LEAST_TIME_S} s"
+            )
             await self._queue.park(session.id, session.parked_mib, words[:500])
             self._wanted.discard(session.id)
             return
         await self._open(session)
-        if session.request.on_demand:
+        if session.request.on_demand and session.id not in self._proved:
             # It was not verified at its start, because the proof needs the GPU.
             held_to = await asyncio.to_thread(limits.read, self._isolation.folder(session.id))
             # Twice: on a busy machine the proof may not end in time, and the session's variables would be lost.
@@ -295,21 +332,29 @@ class Parker:
                 message = f"the limits of its GPU were not in force ({problems[0][:200]})"
                 await self._queue.end(session.id, EndCause.ISOLATION_FAILED, message)
                 return
+            self._proved.add(session.id)
         await self._queue.resumed(session.id)
         self._wanted.discard(session.id)
         took_s = time.monotonic() - began_s
         self._on_moved("resumed", took_s)
         log.info("Session %d has its GPU back after %.1f s", session.id, took_s)
 
-    async def _repair(self, session: Session) -> None:
-        """Bring back a session that holds its share, after a refusal or a crash of the Hub."""
-        await self._checkpoint(session, "resume", self._held_mib.get(session.id, 0))
-        await self._open(session)
+    async def _repair(self, session: Session, mib: int) -> None:
+        """Bring back a session that holds its share, after a refusal or a crash of the Hub, with at most ``mib``."""
+        try:
+            await self._checkpoint(session, "resume", mib)
+            await self._open(session)
+        except BaseException:
+            assert session.placement is not None
+            # Its memory may be on the host still. No other session has to wait for it.
+            self._parking.setdefault(session.id, (session.placement.node_id, 0.0, mib))
+            raise
 
     async def _open(self, session: Session) -> None:
         # The gate comes last: while it is closed, a crash or a failure before has all of this done again.
         await self._engine.set_memory(session, session.request.memory_mib)
         await asyncio.to_thread(self._isolation.open_gate, session)
+        self._parking.pop(session.id, None)
 
     async def _checkpoint(self, session: Session, what: str, mib: int) -> None:
         """Have the driver move the memory of all processes of a session.
@@ -325,7 +370,7 @@ class Parker:
         command = checkpoint_command(nonce, account, what, timeout_s=timeout_s)
         async with asyncio.timeout(timeout_s + LEAST_TIME_S):
             answer = await self._engine.probe(session, command, environment={}, timeout_s=timeout_s)
-        report = read_checkpoint(answer, nonce)
+        report = read_answer(CheckpointReport, answer, nonce)
         if not report.done:
             raise CannotPark(report.why or "the driver refused")
 
@@ -368,6 +413,13 @@ class Parker:
                 pids = {p.pid for use in uses.values() if isinstance(use, DeviceUse) for p in use.processes}
                 return uses, await asyncio.to_thread(self._drivers.owners, source, sorted(pids))
         return {}, {}
+
+
+def failure_words(failure: Exception) -> str:
+    """Return for a session's owner why it was not parked or resumed. Errors of the machine can name its files."""
+    if isinstance(failure, TimeoutError):
+        return "its machine did not do it in time"
+    return "its machine failed; the Hub's log says why" if isinstance(failure, OSError) else str(failure)
 
 
 def has_room(

@@ -16,6 +16,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from fgpu_scheduler import (
+    MIB,
+    UP,
     Amount,
     Clock,
     FGPUError,
@@ -28,18 +30,16 @@ from fgpu_scheduler import (
     SessionState,
     Share,
     Store,
-    SystemClock,
     UnknownSession,
     grows,
 )
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.engines.base import Engine, EngineSilent, LaunchFailed
-from fgpuspawner.hub.session_probes import ProveLimits, prover, slots_of
+from fgpuspawner.engines.base import EngineSilent, LaunchFailed
+from fgpuspawner.hub.session_probes import ProveLimits
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.limits import BadLimits, Limits
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.report import BadReport
-from fgpuspawner.settings import FGPU
 from fgpuspawner.text.resizing import in_use_words, not_resized_words
 
 log = logging.getLogger("fgpu.isolation")
@@ -49,7 +49,6 @@ AGAIN_AFTER_S = 5.0
 SETTLES_WITHIN_S = 3.0
 """How long allocations granted by the old limit may take to be taken back, unless the machine is very busy."""
 ASK_AGAIN_S = 0.2
-MIB = 2**20
 
 HeldBytes = Callable[[Session], Awaitable[int]]
 """Returns what a session holds of its GPU, with its kernels' code, in bytes. Raises FGPUError if that is unknown."""
@@ -144,6 +143,8 @@ class Resizer:
             session = await self._queue.session(request.session_id)
         except UnknownSession:
             raise ResizeRefused("The session has ended.") from None
+        if session.state in UP and session.state is not SessionState.RUNNING:
+            raise ResizeRefused("The session is parked. Resize it when it has its GPU again.")
         if session.state is not SessionState.RUNNING:
             raise ResizeRefused("The session has ended.")
         fixed = self._isolation.resizes(session)
@@ -261,33 +262,3 @@ class Resizer:
 def _share(session: Session) -> Share:
     assert session.placement is not None
     return session.placement.shares[0]
-
-
-def resizer_of(
-    store: Store,
-    queue: Queue,
-    engine: Engine,
-    isolation: Isolation,
-    settings: FGPU,
-    *,
-    simulated: Callable[[Session], bool],
-    on_outcome: Callable[[str], None],
-) -> Resizer:
-    """Return a resizer that asks sessions through their engine."""
-
-    async def held(session: Session) -> int:
-        found = (await slots_of(engine, isolation, session, ())).held
-        code_mib = sum(isolation.code_mib.get(session.id, {}).values())
-        return (found[0] if found else 0) + code_mib * MIB
-
-    step_milli, clock = settings.caps().fgpu_step_milli, SystemClock()
-    return Resizer(
-        store,
-        queue,
-        isolation,
-        clock,
-        held=held,
-        problems=prover(engine, isolation, settings, simulated=simulated),
-        step_milli=step_milli,
-        on_outcome=on_outcome,
-    )

@@ -34,11 +34,12 @@ from fgpu_scheduler import (
     Session,
     Store,
     SystemClock,
+    beyond_capacity,
 )
 from fgpuspawner.concurrency.background import Background, Failures, until_it_works
 from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation
-from fgpuspawner.form.offer import Offer, Refused, make_offer
+from fgpuspawner.form.offer import Offer, RequestRefused, make_offer
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub.adoption import CheckedEngine
 from fgpuspawner.hub.compute_watch import POLL_EVERY_S as COMPUTE_POLL_EVERY_S
@@ -49,9 +50,9 @@ from fgpuspawner.hub.image_worker import kept_names
 from fgpuspawner.hub.inventory import Inventory, nodes_at_start
 from fgpuspawner.hub.metrics import HubMetrics
 from fgpuspawner.hub.parking import Parker
-from fgpuspawner.hub.resizing import resizer_of
+from fgpuspawner.hub.resizing import Resizer
 from fgpuspawner.hub.session_logs import SessionLogs
-from fgpuspawner.hub.session_probes import prover
+from fgpuspawner.hub.session_probes import held_bytes, prover
 from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.images.pull_state import PullState
@@ -59,7 +60,7 @@ from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.gpu_poller import Drivers
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.nodes import Machine
+from fgpuspawner.settings.nodes import MachineFacts
 from fgpuspawner.text.sessions import session_name
 
 log = logging.getLogger("fgpu")
@@ -143,7 +144,7 @@ class Runtime:
         )
         heard = False
 
-        def survey() -> Mapping[str, Machine | None]:
+        def survey() -> Mapping[str, MachineFacts | None]:
             nonlocal heard
             found = self.engine.survey()
             heard = True
@@ -263,17 +264,22 @@ class Runtime:
             every_s=START_AGAIN_S,
             failures=Failures(log, "The scheduler cannot start yet, trying on", level=logging.ERROR),
         )
+        snapshot = await self.queue.patiently(self.queue.snapshot)
+        for line in beyond_capacity(snapshot, self.settings.account_tree()):
+            log.warning("Not all guarantees can be kept: %s", line)
         try:
             await asyncio.to_thread(self.isolation.prune, [s.id for s in live])
         except OSError as e:
             log.error("What ended sessions left cannot be removed yet; the next launch tries it again: %s", e)
-        self.resizer = resizer_of(
+        prove = prover(self.engine, self.isolation, self.settings, simulated=self.is_simulated)
+        self.resizer = Resizer(
             self.store,
             self.queue,
-            self.engine,
             self.isolation,
-            self.settings,
-            simulated=self.is_simulated,
+            SystemClock(),
+            held=functools.partial(held_bytes, self.engine, self.isolation),
+            problems=prove,
+            step_milli=self.settings.caps().fgpu_step_milli,
             on_outcome=lambda outcome: self.metrics.resizes.labels(outcome).inc(),
         )
         await self.resizer.heal(live)
@@ -284,7 +290,7 @@ class Runtime:
             self.drivers,
             self.gpu_idle_times,
             self.settings,
-            prove=prover(self.engine, self.isolation, self.settings, simulated=self.is_simulated),
+            prove=prove,
             on_moved=lambda way, took_s: self.metrics.parking.labels(way).observe(took_s),
         )
         for session in live:
@@ -398,8 +404,7 @@ class Runtime:
         return any(d.simulated for n in self.nodes for d in n.devices)
 
     def is_simulated(self, session: Session) -> bool:
-        assert session.placement is not None
-        own = [s.device_uuid for s in session.placement.shares]
+        own = session.device_uuids
         return any(d.simulated and d.uuid in own for n in self.nodes for d in n.devices)
 
     def offer(self, user: str, hub_groups: Collection[str]) -> Offer:
@@ -412,7 +417,7 @@ class Runtime:
             words = (
                 "the cluster doesn't answer, so it isn't known which GPUs there are; try again in a minute"
             )
-            raise Refused([Refusal("group", "engine_silent", words)])
+            raise RequestRefused([Refusal("group", "engine_silent", words)])
         return make_offer(
             self.settings,
             self.nodes,

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from fgpu_scheduler import EndCause, Session
+from fgpu_scheduler import LOGS_KEPT_S, EndCause, Session
 from fgpuspawner.engines.base import Engine, EngineSilent
 from fgpuspawner.isolation.files import write_whole
 from fgpuspawner.text.logs import MOST_LINES
@@ -17,7 +17,6 @@ log = logging.getLogger("fgpu")
 
 MOST_KEPT_BYTES = 128 << 10
 MOST_KEPT = 1000
-KEPT_S = 14 * 24 * 3600
 KEEP_WITHIN_S = 5.0
 
 
@@ -58,6 +57,6 @@ class SessionLogs:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         kept = sorted(self._folder.glob("*.log"), key=lambda one: one.stat().st_mtime, reverse=True)
         for number, one in enumerate(kept):
-            if number >= MOST_KEPT or one.stat().st_mtime < time.time() - KEPT_S:
+            if number >= MOST_KEPT or one.stat().st_mtime < time.time() - LOGS_KEPT_S:
                 one.unlink(missing_ok=True)
         write_whole(path, text, mode=0o600)

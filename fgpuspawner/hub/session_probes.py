@@ -10,13 +10,12 @@ import logging
 import secrets
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 
-from fgpu_scheduler import EndCause, Session
+from fgpu_scheduler import MIB, EndCause, Session
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
-from fgpuspawner.engines.base import Endpoint, Engine, EngineSilent, LaunchFailed
+from fgpuspawner.engines.base import Endpoint, Engine, EngineSilent, LaunchFailed, LaunchSpec
 from fgpuspawner.isolation import limits
-from fgpuspawner.isolation.base import IN_CONTAINER, WRITTEN, Backend, Prepared
+from fgpuspawner.isolation.base import IN_CONTAINER, WRITTEN, Backend
 from fgpuspawner.isolation.choice import note_verdict
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.manager import Isolation
@@ -24,11 +23,11 @@ from fgpuspawner.isolation.nvml_reader import clean_environment
 from fgpuspawner.isolation.report import (
     Answer,
     BadReport,
+    ProbeReport,
     SlotReport,
     not_in_force,
     probe_command,
-    read_report,
-    read_slots,
+    read_answer,
     slots_command,
     static_command,
 )
@@ -43,70 +42,67 @@ WITHIN_S = 20
 """For the answer about libfgpu's accounting."""
 
 
-class Verification:
-    """The check of one session. The last verdict of each node is stored in ``data``, for the administrators' page."""
+async def prove(
+    engine: Engine, isolation: Isolation, settings: FGPU, spec: LaunchSpec, endpoint: Endpoint
+) -> None:
+    """Return when the limits of a launched session are proved to be in force.
 
-    def __init__(self, engine: Engine, backend: Backend, *, timeout_s: int, data: Path) -> None:
-        self._engine = engine
-        self._backend = backend
-        self._timeout_s = timeout_s
-        self._data = data
+    The last verdict of each node is stored for the administrators' page.
 
-    async def prove(
-        self, session: Session, prepared: Prepared, endpoint: Endpoint, slice_environment: Mapping[str, str]
-    ) -> None:
-        """Return when the session's limits are proved to be in force.
+    Raises:
+        LaunchFailed: they are not, or it cannot be told.
+    """
+    session, held_to, backend = spec.session, spec.prepared.limits, isolation.backend_of(spec.session)
+    if not backend.verified:
+        log.warning("Session %d is not verified: its isolation is %s", session.id, backend.name)
+        return
+    if not endpoint.has_driver:
+        log.warning("Session %d is not verified: it was given no GPU driver", session.id)
+        return
+    if session.request.on_demand:
+        log.info("Session %d is verified when it first gets its GPU", session.id)
+        return
+    problems = await _problems(
+        engine, backend, session, held_to, spec.slice_environment, within_s=settings.verify_timeout_s
+    )
+    await asyncio.to_thread(note_verdict, settings.data_path(), session, backend.name, problems)
+    if not problems:
+        log.info("Session %d is verified: %s", session.id, backend.name)
+        return
+    log.error("Session %d is not held by %s: %s", session.id, backend.name, "; ".join(problems))
+    raise LaunchFailed(
+        not_in_force(held_to, problems, image=session.request.image), EndCause.ISOLATION_FAILED
+    )
 
-        Raises:
-            LaunchFailed: they are not, or it cannot be told.
-        """
-        name = self._backend.name
-        if not self._backend.verified:
-            log.warning("Session %d is not verified: its isolation is %s", session.id, name)
-            return
-        if not endpoint.has_driver:
-            log.warning("Session %d is not verified: it was given no GPU driver", session.id)
-            return
-        if session.request.on_demand:
-            log.info("Session %d is verified when it first gets its GPU", session.id)
-            return
-        problems = await self.problems(session, prepared.limits, slice_environment)
-        await asyncio.to_thread(note_verdict, self._data, session, name, problems)
-        if not problems:
-            log.info("Session %d is verified: %s", session.id, name)
-            return
-        log.error("Session %d is not held by %s: %s", session.id, name, "; ".join(problems))
-        raise LaunchFailed(
-            not_in_force(prepared.limits, problems, image=session.request.image), EndCause.ISOLATION_FAILED
-        )
 
-    async def problems(
-        self, session: Session, limits: Limits, slice_environment: Mapping[str, str]
-    ) -> Sequence[str]:
-        """Return where a session sees other limits or could exceed them; empty if nowhere."""
-        timeout_s = self._timeout_s * 4 // 5 or 1
-        nonces = secrets.token_hex(16), secrets.token_hex(16)
-        commands = [probe_command(nonces[0], limits, timeout_s=timeout_s)]
-        if self._engine.capabilities.own_root:
-            # A session with its own image also runs the probe that needs nothing of that image.
-            commands.append(static_command(nonces[1], timeout_s=timeout_s))
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                answers = await asyncio.gather(
-                    *(
-                        self._engine.probe(
-                            session, c, environment=slice_environment, timeout_s=self._timeout_s
-                        )
-                        for c in commands
-                    )
-                )
-                report, *static = [read_report(a, n) for a, n in zip(answers, nonces, strict=False)]
-                driver_says = await self._backend.driver_problems(limits, await self._engine.cgroup(session))
-        except BadReport as e:
-            return [str(e)]
-        except TimeoutError:
-            return [f"the check did not end within {self._timeout_s} seconds"]
-        return [*self._backend.verify(limits, report, static[0] if static else None), *driver_says]
+async def _problems(
+    engine: Engine,
+    backend: Backend,
+    session: Session,
+    held_to: Limits,
+    environment: Mapping[str, str],
+    *,
+    within_s: int,
+) -> Sequence[str]:
+    """Return where a session sees other limits or could exceed them; empty if nowhere."""
+    timeout_s = within_s * 4 // 5 or 1
+    nonces = secrets.token_hex(16), secrets.token_hex(16)
+    commands = [probe_command(nonces[0], held_to, timeout_s=timeout_s)]
+    if engine.capabilities.own_root:
+        # A session with its own image also runs the probe that needs nothing of that image.
+        commands.append(static_command(nonces[1], timeout_s=timeout_s))
+    try:
+        async with asyncio.timeout(within_s):
+            answers = await asyncio.gather(
+                *(engine.probe(session, c, environment=environment, timeout_s=within_s) for c in commands)
+            )
+            report, *static = [read_answer(ProbeReport, a, n) for a, n in zip(answers, nonces, strict=False)]
+            driver_says = await backend.driver_problems(held_to, await engine.cgroup(session))
+    except BadReport as e:
+        return [str(e)]
+    except TimeoutError:
+        return [f"the check did not end within {within_s} seconds"]
+    return [*backend.verify(held_to, report, static[0] if static else None), *driver_says]
 
 
 def prover(
@@ -119,9 +115,8 @@ def prover(
         variables = limits.environment(
             session, limits_path=f"{folder}/{limits.NAME}", simulated=simulated(session)
         )
-        backend, timeout_s = isolation.backend_of(session), settings.verify_timeout_s
-        verification = Verification(engine, backend, timeout_s=timeout_s, data=settings.data_path())
-        return await verification.problems(session, held_to, variables)
+        backend, within_s = isolation.backend_of(session), settings.verify_timeout_s
+        return await _problems(engine, backend, session, held_to, variables, within_s=within_s)
 
     return problems
 
@@ -168,4 +163,11 @@ async def slots_of(
         if engine.is_away(session):
             raise EngineSilent("its machine does not answer") from e
         raise BadReport(f"the account of libfgpu could not be asked for ({e or 'no answer in time'})") from e
-    return read_slots(answer, nonce)
+    return read_answer(SlotReport, answer, nonce)
+
+
+async def held_bytes(engine: Engine, isolation: Isolation, session: Session) -> int:
+    """Ask what a session holds of its GPU, with its kernels' code. Raises as `slots_of` does."""
+    found = (await slots_of(engine, isolation, session, ())).held
+    code_mib = sum(isolation.code_mib.get(session.id, {}).values())
+    return (found[0] if found else 0) + code_mib * MIB

@@ -93,9 +93,10 @@ def start_with_the_hub(app: Any, only: HubLock) -> None:
         failed="The scheduler's database is not known to be this Hub's alone",
         level=logging.ERROR,
     )
-    background.run(_bound_bodies(app), failed="The Hub takes bodies of any size")
     address = os.environ.pop("NOTIFY_SOCKET", "")
-    background.run(_notify_systemd(app, address), failed="systemd is not notified")
+    background.run(
+        _as_it_serves(app, address), failed="The Hub takes bodies of any size, or systemd is not notified"
+    )
 
 
 def _note_the_end(app: Any, runtime: Runtime) -> None:
@@ -230,14 +231,10 @@ def open_more_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-async def _bound_bodies(app: Any) -> None:
+async def _as_it_serves(app: Any, address: str) -> None:
     # The application exists only once the Hub is about to serve.
     await asyncio.shield(app._start_future)
     bound_bodies(app.tornado_application)
-
-
-async def _notify_systemd(app: Any, address: str) -> None:
-    await asyncio.shield(app._start_future)
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
             to.sendto(b"READY=1", address.replace("@", "\0", 1))

@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Protocol, assert_never
 
-from fgpu_scheduler import LAUNCHING, EndCause, FGPUError, Session, SystemClock, holds_shares
+from fgpu_scheduler import LAUNCHING, MIB, EndCause, FGPUError, Queue, Session, SystemClock, holds_shares
 from fgpuspawner.engines.base import Launched
+from fgpuspawner.isolation.backends import BACKENDS
 from fgpuspawner.isolation.facts import CONTEXT_GUESS_MIB
 from fgpuspawner.isolation.gpu_poller import GpuSnapshot, on_gpus
-from fgpuspawner.isolation.manager import BACKENDS, Isolation
+from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse
 
 log = logging.getLogger("fgpu.watchdog")
 
-MIB = 2**20
 WATCHED = frozenset(kind.name for kind in BACKENDS if kind.watched)
 CODE_MIB = 128
 """What a process's kernels may take on a real GPU before libfgpu or the host counts it; the tolerance covers one process.
@@ -200,21 +200,11 @@ def warning_words(offence: Offence, strikes: float, *, ends: bool = True) -> str
     return f"{what}; if it is found {found} {'once' if more == 1 else f'{more} times'} more, it is ended. {advice}"
 
 
-class WatchedSessions(Protocol):
-    """What the watchdog uses of the scheduler."""
-
-    async def warn(self, session_id: int, message: str | None) -> Session: ...
-
-    async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session: ...
-
-
 class Judge:
     """Counts strikes for one kind of offence, warns, ends, and takes warnings back. Without ``ends`` it only warns."""
 
-    def __init__(
-        self, sessions: WatchedSessions, record: Record, *, every_s: float, ends: bool = True
-    ) -> None:
-        self._sessions = sessions
+    def __init__(self, queue: Queue, record: Record, *, every_s: float, ends: bool = True) -> None:
+        self._queue = queue
         self._record = record
         self._every_s = every_s
         self._ends = ends
@@ -243,17 +233,17 @@ class Judge:
         try:
             if step is Consequence.WITHDRAW:
                 log.info("Session %d is within its GPU limit again", session_id)
-                await self._sessions.warn(session_id, None)
+                await self._queue.warn(session_id, None)
                 return True
             assert offence is not None
             is_end = step is Consequence.END and self._ends
             words = f"{offence.words}; {after.count:.1f} of {STRIKES} strikes"
             if is_end:
                 log.error("Session %d %s: it is ended", session_id, words)
-                changed = await self._sessions.end(session_id, EndCause.ISOLATION_FAILED, offence.ended)
+                changed = await self._queue.end(session_id, EndCause.ISOLATION_FAILED, offence.ended)
             else:
                 log.warning("Session %d %s: its owner is warned", session_id, words)
-                changed = await self._sessions.warn(
+                changed = await self._queue.warn(
                     session_id, warning_words(offence, after.count, ends=self._ends)
                 )
         except FGPUError as e:
@@ -275,14 +265,14 @@ class Watchdog:
     def __init__(
         self,
         isolation: Isolation,
-        sessions: WatchedSessions,
+        queue: Queue,
         record: Record,
         *,
         every_s: float,
         tolerance_mib: int,
     ) -> None:
         self._isolation = isolation
-        self._judge = Judge(sessions, record, every_s=every_s)
+        self._judge = Judge(queue, record, every_s=every_s)
         self._tolerance_mib = tolerance_mib
         self._unknown_processes: frozenset[tuple[str, int]] = frozenset()
         self._troubles: dict[str, int] = {}

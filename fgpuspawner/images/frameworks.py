@@ -101,12 +101,27 @@ def _wheel(package: Mapping[str, Any]) -> WheelFile:
         name = one.get("name") or url.rpartition("/")[2].replace("%2B", "+")
         fits = [tags[tag] for tag in parse_wheel_filename(name)[3] if tag in tags]
         if fits and (best is None or min(fits) < best[0]):
-            local = url2pathname(urlsplit(url).path) if url.startswith("file:") else None
-            size = one.get("size") or (Path(local).stat().st_size if local else 0)
-            best = min(fits), WheelFile(name, url, size, one["hashes"]["sha256"])
+            best = min(fits), WheelFile(name, url, one.get("size") or _size(url), one["hashes"]["sha256"])
     if best is None:
         raise CannotInstall(f"{package['name']} {package.get('version', '')} has no wheel for this machine")
     return best[1]
+
+
+def _size(url: str) -> int:
+    """Ask for the size of a wheel whose index does not say it, such as PyTorch's own."""
+    if url.startswith("file:"):
+        return Path(url2pathname(urlsplit(url).path)).stat().st_size
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT_S, context=_trusted()
+        ) as answer:
+            return int(answer.headers["Content-Length"])
+    except (OSError, TypeError, ValueError) as error:
+        raise CannotInstall(f"the size of {url.rpartition('/')[2]} is not known: {error}") from None
+
+
+def _trusted() -> ssl.SSLContext:
+    return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def install(wheels: Sequence[WheelFile], folder: Path, *, tell: Callable[[int], None]) -> None:
@@ -141,10 +156,9 @@ def install(wheels: Sequence[WheelFile], folder: Path, *, tell: Callable[[int], 
 
 def _fetch(wheel: WheelFile, place: Path) -> Iterator[int]:
     """Fetch and check a wheel; yield the sizes of its pieces as they come."""
-    context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     seen = hashlib.sha256()
     with (
-        urllib.request.urlopen(wheel.url, timeout=TIMEOUT_S, context=context) as answer,
+        urllib.request.urlopen(wheel.url, timeout=TIMEOUT_S, context=_trusted()) as answer,
         (place / wheel.name).open("wb") as file,
     ):
         while piece := answer.read(CHUNK):

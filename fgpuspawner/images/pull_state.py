@@ -11,12 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from fgpu_scheduler import MIB
+from fgpuspawner.isolation.files import HubFile
 
-from fgpuspawner.isolation.files import write_whole
-
-WRITTEN = "pulls.json"
-MIB = 1 << 20
 STALE_AFTER_S = 10
 """It is written every second while there is something to tell: one that is older was left by a Hub that has ended."""
 
@@ -105,22 +102,19 @@ class PullState:
 class Told:
     """What the Hub told last: when, and how far which session's pull is."""
 
-    written_at_s: int
-    sessions: Mapping[int, PullState]
+    written_at_s: int = 0
+    sessions: Mapping[int, PullState] = field(default_factory=dict)
 
 
-_TOLD = TypeAdapter(Told)
+TOLD = HubFile("pulls.json", Told, mode=0o644)
 
 
 def write_pulls(data: Path, pulls: Mapping[int, PullState], *, now_s: float) -> None:
     """Write what is told of pulls, by session."""
-    write_whole(data / WRITTEN, _TOLD.dump_json(Told(int(now_s), pulls)), mode=0o644)
+    TOLD.write(data, Told(int(now_s), pulls))
 
 
 def read_pulls(data: Path, *, now_s: float) -> Mapping[int, PullState]:
     """Return the progress of pulls, by session; empty if the file is missing, unreadable or too old."""
-    try:
-        found = _TOLD.validate_json((data / WRITTEN).read_bytes())
-    except (OSError, ValueError):
-        return {}
+    found = TOLD.read(data)
     return {} if abs(now_s - found.written_at_s) > STALE_AFTER_S else found.sessions

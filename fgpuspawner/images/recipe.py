@@ -68,7 +68,7 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class PackageChanges:
     """What a session has installed and removed."""
 
     installed: Mapping[Environment, Mapping[str, str]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ def packages_changed(before: bytes, after: bytes) -> tuple[dict[str, str], list[
 
 def read_changes(
     changed: Mapping[str, int], apt: Mapping[str, str] | None = None, apt_removed: Sequence[str] = ()
-) -> Changes:
+) -> PackageChanges:
     """Return what changed files say of packages; 0 is modified, 1 added, 2 deleted. Pure."""
     installed: dict[Environment, dict[str, str]] = {}
     gone: dict[Environment, set[str]] = {}
@@ -148,7 +148,7 @@ def read_changes(
     gone = {own: names for own, names in gone.items() if own.prefix not in made}
     scripts = {f"{root}/{folder}" for root in roots for folder in ("bin", "share", "etc", "include")}
     uninstalled = {own: sorted(names - set(installed.get(own, {}))) for own, names in gone.items()}
-    return Changes(
+    return PackageChanges(
         installed,
         {own: names for own, names in uninstalled.items() if names},
         apt or {},
@@ -188,8 +188,12 @@ def _folder(path: str) -> str:
     return "/".join(path.split("/")[:4]) or "/"
 
 
-def dockerfile(changes: Changes, base: Base, *, name: str, before: str | None = None) -> str:
-    """Return the Dockerfile. ``before`` is that of the private image that the session ran, which it goes on."""
+def dockerfile(changes: PackageChanges, base: Base, *, name: str, before: str | None = None) -> str:
+    """Return the Dockerfile. ``before`` is that of the private image that the session ran, which it goes on.
+
+    Raises:
+        ValueError: it is too long to be kept.
+    """
     lines = [before.rstrip("\n"), ""] if before else _from(base)
     lines.append(f"# {_plain(name)}")
     # An image of an image may have environments that none of these lines makes.
@@ -209,7 +213,10 @@ def dockerfile(changes: Changes, base: Base, *, name: str, before: str | None = 
         changes.apt or changes.apt_removed or changes.installed or changes.uninstalled
     ):
         lines.append("# No package was installed or removed.")
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it is {len(text)} characters; at most {MOST_CHARACTERS} are kept")
+    return text
 
 
 def _from(base: Base) -> list[str]:
@@ -229,7 +236,7 @@ def _user(base: Base) -> str:
     return base.user if USER.fullmatch(base.user) else "1000:1000"
 
 
-def _apt_lines(changes: Changes) -> list[str]:
+def _apt_lines(changes: PackageChanges) -> list[str]:
     lines = []
     if changes.apt:
         wanted = [f"{name}={version}" for name, version in sorted(changes.apt.items())][:MOST_PACKAGES]
@@ -255,7 +262,7 @@ def _pip_lines(own: Environment, installed: Mapping[str, str], uninstalled: Sequ
     return lines
 
 
-def _notes(changes: Changes) -> list[str]:
+def _notes(changes: PackageChanges) -> list[str]:
     notes = []
     notes += [_made(prefix) for prefix in changes.made[:MOST_SHOWN]]
     if len(changes.made) > MOST_SHOWN:
@@ -279,18 +286,6 @@ def _made(prefix: str) -> str:
 def _plain(text: str) -> str:
     """Return a text as a comment may have it: one line, and nothing but what names usually have."""
     return re.sub(r"[^A-Za-z0-9._/:@+ -]", "?", text)[:200]
-
-
-def written(changes: Changes, base: Base, *, name: str, before: str | None = None) -> str:
-    """Return the Dockerfile of a session's changes; see `dockerfile`.
-
-    Raises:
-        ValueError: it is too long to be kept.
-    """
-    text = dockerfile(changes, base, name=name, before=before)
-    if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"it is {len(text)} characters; at most {MOST_CHARACTERS} are kept")
-    return text
 
 
 def not_written(why: object, base: Base, *, name: str, before: str | None = None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fgpu_scheduler import Device, Session
+from fgpu_scheduler import MIB, Device, Session
 from fgpuspawner.isolation import facts, lending
 from fgpuspawner.isolation.base import IN_CONTAINER, Backend, CannotPrepare, Mount, Prepared, in_folder
 from fgpuspawner.isolation.files import (
@@ -23,7 +23,6 @@ from fgpuspawner.isolation.native import MOST_DEVICES, NOT_BUILT, mapped_as
 from fgpuspawner.isolation.nvml_reader import NVML, NvmlReader, NvmlUnknown
 from fgpuspawner.isolation.report import ProbeReport, missing_library, problems, wrong_preload
 
-MIB = 2**20
 MIG_PREFIX = "MIG-"
 PRELOAD = "/etc/ld.so.preload"
 PRELOADED = f"{IN_CONTAINER}/libfgpu.so\n"
@@ -42,6 +41,8 @@ class Interposer(Backend):
     """
 
     name = "interposer"
+    words = "libfgpu holds memory and compute"
+    auto = True
     verified = True
     watched = True
     lends_compute = True
@@ -126,10 +127,11 @@ class Interposer(Backend):
         remove_folder(lending.folder_of(self.host.memory, str(session_id)))
 
 
-class Mig(Interposer):
+class MigBackend(Interposer):
     """The hardware separates the administrator's MIG instances; libfgpu separates sessions that share one."""
 
     name = "mig"
+    words = "its GPUs are MIG instances, held by the hardware; sessions that share one are held by libfgpu"
     resizes = False
     parks = False
 
@@ -148,6 +150,8 @@ class Mps(Interposer):
     """
 
     name = "mps"
+    words = "MPS holds compute, libfgpu memory; a fault in one session can end its neighbours"
+    auto = False
     resizes = False
     parks = False
     limits_compute = False
@@ -187,6 +191,7 @@ class DriverCgroup(Interposer):
     """
 
     name = "driver-cgroup"
+    words = "the driver holds memory by cgroup, libfgpu managed memory and compute"
     parks = False
 
     def available(self, devices: Sequence[Device]) -> str | None:
@@ -218,6 +223,10 @@ class DriverCgroup(Interposer):
             return [p for limit in limits.devices if (p := await _set(reader, limit, path)) is not None]
         finally:
             reader.close()
+
+
+BACKENDS: tuple[type[Backend], ...] = (MigBackend, DriverCgroup, Interposer, Mps, Backend)
+"""All of them, the strongest first."""
 
 
 async def _set(reader: NvmlReader, limit: DeviceLimit, path: str) -> str | None:

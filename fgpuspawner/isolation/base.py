@@ -124,6 +124,10 @@ class Backend:
     """
 
     name = "none"
+    words = "NOTHING holds a session to its slice"
+    """What holds a session, for administrators."""
+    auto = False
+    """Whether ``auto`` chooses it, if no stronger one is available."""
     verified = False
     """Whether the probe verifies each session after its start."""
     watched = False

@@ -18,15 +18,6 @@ from fgpuspawner.isolation.files import HubFile
 log = logging.getLogger("fgpu.isolation")
 
 AUTO = "auto"
-STRONGEST_FIRST = ("mig", "driver-cgroup", "interposer")
-"""The order in which `auto` tries backends on real GPUs. mps is not in it, as its sessions can end each other."""
-WORDS = {
-    "mig": "its GPUs are MIG instances, held by the hardware; sessions that share one are held by libfgpu",
-    "driver-cgroup": "the driver holds memory by cgroup, libfgpu managed memory and compute",
-    "interposer": "libfgpu holds memory and compute",
-    "mps": "MPS holds compute, libfgpu memory; a fault in one session can end its neighbours",
-    "none": "NOTHING holds a session to its slice",
-}
 MOST_PROBLEMS = 10
 MOST_TEXT = 500
 
@@ -56,21 +47,21 @@ def choose(setting: str, node: Node, backends: Mapping[str, Backend]) -> Choice:
                 f'c.FGPU.isolation is {setting!r}, which node {node.id!r} cannot have: {trouble}; "auto" takes '
                 "the strongest that it can"
             )
-        return Choice(node.id, chosen, f"{WORDS[setting]} (set so)", loud=setting == "none")
+        return Choice(node.id, chosen, f"{chosen.words} (set so)", loud=setting == "none")
     if not node.devices:
         return Choice(node.id, backends["none"], "it has no GPU")
     if all(d.simulated for d in node.devices):
-        trouble = backends["interposer"].available(node.devices)
+        held, none = backends["interposer"], backends["none"]
+        trouble = held.available(node.devices)
         if trouble is None:
-            return Choice(node.id, backends["interposer"], f"{WORDS['interposer']}; its GPUs are simulated")
-        reason = f"{WORDS['none']}, as {trouble}; its GPUs are simulated"
-        return Choice(node.id, backends["none"], reason, loud=True)
+            return Choice(node.id, held, f"{held.words}; its GPUs are simulated")
+        return Choice(node.id, none, f"{none.words}, as {trouble}; its GPUs are simulated", loud=True)
     passed: list[str] = []
-    for name in STRONGEST_FIRST:
-        trouble = backends[name].available(node.devices)
+    for backend in (one for one in backends.values() if one.auto):
+        trouble = backend.available(node.devices)
         if trouble is None:
-            return Choice(node.id, backends[name], "; ".join([WORDS[name], *passed]))
-        passed.append(f"not {name}: {trouble}")
+            return Choice(node.id, backend, "; ".join([backend.words, *passed]))
+        passed.append(f"not {backend.name}: {trouble}")
     # The last one needs the least of a machine.
     raise BadSettings(
         f"nothing isolates the sessions of node {node.id!r}: {trouble}; or set c.FGPU.isolation = 'none', knowing "

@@ -269,13 +269,7 @@ class GpuPoller:
 
 def on_gpus(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int]:
     """Return the sessions with a running server and with one of these GPUs, also the parked ones."""
-    return frozenset(
-        s.id
-        for s in live
-        if s.state in UP
-        and s.placement is not None
-        and any(share.device_uuid in uuids for share in s.placement.shares)
-    )
+    return frozenset(s.id for s in live if s.state in UP and not s.device_uuids.isdisjoint(uuids))
 
 
 def running_on(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int]:

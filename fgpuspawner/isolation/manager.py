@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fgpu_scheduler import Device, Node, Session
 from fgpuspawner.isolation import facts, lending, limits, native
-from fgpuspawner.isolation.backends import REGION_BYTES, DriverCgroup, Interposer, Mig, Mps
+from fgpuspawner.isolation.backends import BACKENDS, REGION_BYTES
 from fgpuspawner.isolation.base import Backend, CannotPrepare, Host, Prepared
 from fgpuspawner.isolation.choice import AUTO, Choice, choose, write_choices
 from fgpuspawner.isolation.files import make_folder, remove_folder, write_whole
@@ -22,8 +22,6 @@ from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu.isolation")
 
-BACKENDS: tuple[type[Backend], ...] = (Interposer, DriverCgroup, Mig, Mps, Backend)
-"""The last one enforces nothing."""
 LOG_MOST_BYTES = 1 << 20
 _SMALLEST_FILE_BYTES = 4096  # One block of the file system.
 LEDGER_BYTES = 26_406_912
@@ -201,8 +199,7 @@ class Isolation:
     def devices_of(self, session: Session) -> tuple[Device, ...]:
         assert session.placement is not None
         node = self._nodes.get(session.placement.node_id)
-        own = {share.device_uuid for share in session.placement.shares}
-        return tuple(d for d in (node.devices if node else ()) if d.uuid in own)
+        return tuple(d for d in (node.devices if node else ()) if d.uuid in session.device_uuids)
 
     def prepare(self, session: Session, live: Collection[int]) -> Prepared:
         """Write a session's files for a launch, with slots beside those of the ``live`` sessions.

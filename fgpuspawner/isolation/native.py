@@ -48,10 +48,6 @@ class Native:
         return {name: self.folder / "simulated" / name for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
 
     @property
-    def put_files(self) -> Path:
-        return self.folder / "put-files"
-
-    @property
     def parts(self) -> tuple[Path, ...]:
         return (self.library, *self.probes.values(), *self.simulated.values())
 

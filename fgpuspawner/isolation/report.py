@@ -9,18 +9,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, AliasPath, BeforeValidator, Field, TypeAdapter
 
-from fgpu_scheduler import FGPUError
+from fgpu_scheduler import MIB, FGPUError
 from fgpuspawner.isolation.limits import DeviceLimit, Limits
+from fgpuspawner.text.tables import printable
 
 LARGEST_BYTES = 64 * 1024
 MOST_DEVICES = 64
 MOST_PROCESSES = 1024
 LARGEST_NUMBER = 2**63
-MIB = 2**20
 ACCOUNTING = "--accounting"
 OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
@@ -40,11 +40,6 @@ class Answer:
     status: int | None
 
 
-def _printable(text: str) -> str:
-    # The text goes into logs and pages.
-    return "".join(c if c.isprintable() else "?" for c in text[:4096])
-
-
 def _by_way(found: object) -> object:
     if isinstance(found, dict):
         return {way: total for way, total in found.items() if total is not None}
@@ -52,7 +47,8 @@ def _by_way(found: object) -> object:
 
 
 Number = Annotated[int, Field(strict=True, ge=0, lt=LARGEST_NUMBER)]
-Text = Annotated[str, Field(strict=True), AfterValidator(_printable)]
+Text = Annotated[str, Field(strict=True), AfterValidator(lambda text: printable(text[:4096]))]
+"""It goes into logs and pages."""
 Name = Annotated[Text, BeforeValidator(lambda found: "?" if found is None else found)]
 Flag = Annotated[bool, BeforeValidator(lambda found: found is True)]
 
@@ -158,9 +154,9 @@ class CheckpointReport:
 
 
 ReportT = TypeVar("ReportT", ProbeReport, SlotReport, CheckpointReport)
-_REPORT = TypeAdapter(ProbeReport)
-_SLOTS = TypeAdapter(SlotReport)
-_CHECKPOINT = TypeAdapter(CheckpointReport)
+_FORMS: Mapping[type, TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (ProbeReport, SlotReport, CheckpointReport)
+}
 
 
 def probe_command(nonce: str, limits: Limits, *, timeout_s: int) -> list[str]:
@@ -194,40 +190,19 @@ def checkpoint_command(nonce: str, accounting: str, what: str, *, timeout_s: int
 # --- Reading ---
 
 
-def read_report(answer: Answer, nonce: str) -> ProbeReport:
-    """Return the report with this nonce.
+def read_answer(kind: type[ReportT], answer: Answer, nonce: str) -> ReportT:
+    """Return the report of this kind with this nonce.
 
     Raises:
-        BadReport: with words for the log and the owner that contain no text of the session.
+        BadReport: with words for the log and the owner that contain no text of the session. It is then unknown what the
+            probe did.
     """
-    return _read(_REPORT, answer, nonce)
-
-
-def read_slots(answer: Answer, nonce: str) -> SlotReport:
-    """Return the slots with this nonce.
-
-    Raises:
-        BadReport: as in `read_report`, or the accounting file could not be read.
-    """
-    return _read(_SLOTS, answer, nonce)
-
-
-def read_checkpoint(answer: Answer, nonce: str) -> CheckpointReport:
-    """Return the report with this nonce.
-
-    Raises:
-        BadReport: as in `read_report`; it is then unknown what was done.
-    """
-    return _read(_CHECKPOINT, answer, nonce)
-
-
-def _read(kind: TypeAdapter[ReportT], answer: Answer, nonce: str) -> ReportT:
     if len(answer.output) > LARGEST_BYTES:
         raise BadReport("the check printed more than a check does")
     if answer.status not in (0, None):
         raise BadReport(f"the check {_ended(answer.status)}")
     try:
-        found = kind.validate_json(answer.output)
+        found: ReportT = _FORMS[kind].validate_json(answer.output)
     except ValueError:
         raise BadReport("the check printed no report") from None
     if found.nonce != nonce:

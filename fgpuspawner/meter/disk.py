@@ -5,12 +5,11 @@ Blocks are counted, not sizes: a file can have blocks behind its end, and a spar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from fgpu_scheduler import MIB
 from fgpuspawner.isolation.files import HubFile
 
-MIB = 2**20
 TENTH_GIB = 2**30 / 10
 GROWN = 0.25
 """A session that exceeds the limit by this part of it is ended at the first check after its warning."""
@@ -143,11 +142,5 @@ def _largest(use: DiskUse) -> str:
     return ", ".join(f"{path} ({_gib(size)} GiB)" for path, size in named if size >= TENTH_GIB)
 
 
-@dataclass(frozen=True, slots=True)
-class DiskState:
-    """What the Hub published last, in words for the owners, by session."""
-
-    sessions: Mapping[int, str] = field(default_factory=dict)
-
-
-DISK = HubFile("disk.json", DiskState)
+DISK = HubFile("disk.json", dict[int, str])
+"""What the Hub found last, in words for the owners, by session."""

@@ -12,19 +12,17 @@ import sys
 import time
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from fgpuspawner.isolation.files import HubFile
 
-from fgpuspawner.isolation.files import HubFile, write_whole
-
-Answers = dict[str, tuple[int, int, int]]
 TYPES = ("ext2 ", "ext3 ", "ext4 ", "xfs ", "tmpfs ")
 """On these, used blocks are those of all files plus a constant; not so on btrfs, ZFS and NFS."""
 LEAST = HubFile("file-systems.json", dict[str, int])
 """Lowest difference ever found, in bytes by mount: the file system's own overhead."""
 ASKED = HubFile("count-files.json", dict[str, int])
 """File systems that a Hub without root asks to be counted, each with a number that the answer repeats."""
-ANSWERS = Path("/run/fgpu-disk/counted.json")
+ANSWERS = HubFile("counted.json", dict[str, tuple[int, int, int]], mode=0o644)
 """The answers by mount: the number, and the result of `nameless_bytes`. Written by `fgpu-disk.service` as root."""
+ANSWERED_IN = Path("/run/fgpu-disk")
 COUNTER = Path("/etc/systemd/system/fgpu-disk.path")
 """The unit that starts `fgpu-disk.service` when `ASKED` changes; written by `fgpu setup`."""
 PATIENCE_S = 1800.0
@@ -74,7 +72,7 @@ def is_counted() -> bool:
     return os.geteuid() == 0 or COUNTER.exists()
 
 
-def counted(top: str, data: Path, answers: Path = ANSWERS) -> tuple[int, int]:
+def counted(top: str, data: Path, answered_in: Path = ANSWERED_IN) -> tuple[int, int]:
     """Return `nameless_bytes`, through root's unit if this process is not root.
 
     Raises:
@@ -85,14 +83,14 @@ def counted(top: str, data: Path, answers: Path = ANSWERS) -> tuple[int, int]:
     number, until_s = time.time_ns(), time.monotonic() + PATIENCE_S
     ASKED.write(data, {top: number})
     while time.monotonic() < until_s:
-        known, low, high = _answers(answers).get(top, (0, 0, 0))
+        known, low, high = ANSWERS.read(answered_in).get(top, (0, 0, 0))
         if known == number:
             return low, high
         time.sleep(0.5)
     raise OSError(f"the files of {top} were not counted within {PATIENCE_S:.0f} s: see fgpu-disk.service")
 
 
-def answer(data: Path, answers: Path = ANSWERS) -> None:
+def answer(data: Path, answered_in: Path = ANSWERED_IN) -> None:
     """Count the file systems that the Hub asks for, as root. Only whole file systems, and only reading.
 
     Raises:
@@ -100,15 +98,8 @@ def answer(data: Path, answers: Path = ANSWERS) -> None:
     """
     for top, number in ASKED.read(data).items():
         if (mount := mount_of(top)) is not None and mount[0] == top:
-            found = {**_answers(answers), top: (number, *nameless_bytes(top))}
-            write_whole(answers, TypeAdapter(Answers).dump_json(found), mode=0o644)
-
-
-def _answers(path: Path) -> Answers:
-    try:
-        return TypeAdapter(Answers).validate_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
+            found = (number, *nameless_bytes(top))
+            ANSWERS.write(answered_in, {**ANSWERS.read(answered_in), top: found})
 
 
 if __name__ == "__main__":

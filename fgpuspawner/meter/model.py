@@ -49,7 +49,7 @@ class Meter:
     ``compute_borrowed_percent`` and ``compute_lent_percent`` are what it received above its share and what others used
     of its share in the last minute; None without lending. ``compute_entitled_percent`` is None without a compute limit.
     ``memory_context_mib`` is the memory charged for contexts and code, which the program cannot use; None if unknown or
-    not charged.
+    not charged. ``parks_at_s`` is when it is parked if its GPU stays idle; None: not soon.
     """
 
     at_s: int
@@ -62,6 +62,7 @@ class Meter:
     compute_borrowed_percent: float | None = None
     compute_lent_percent: float | None = None
     memory_context_mib: int | None = None
+    parks_at_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class MeterState:
             compute_borrowed_percent=None,
             compute_lent_percent=None,
             memory_context_mib=None,
+            parks_at_s=None,
         )
         return Live(unknown, live.points)
 

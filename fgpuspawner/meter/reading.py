@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from fgpu_scheduler import Device, Session
+from fgpu_scheduler import MIB, Device, Session
 from fgpuspawner.isolation.nvml_reader import DeviceUse
 from fgpuspawner.meter.model import MOST_PROCESSES, Process
-
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)

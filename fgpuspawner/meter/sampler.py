@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from fgpu_scheduler import (
     UP,
     Clock,
     Meters,
+    Queue,
     Session,
     SessionMeasurements,
     compute_of,
@@ -58,33 +58,32 @@ SAVED_EVERY_S = 60
 """At most this much of the count is lost when the Hub is killed."""
 
 
-class LiveSessions(Protocol):
-    """The part of the scheduler that the meter uses."""
-
-    async def live(self) -> tuple[Session, ...]: ...
-
-
 class Sampler:
-    """``every_s`` is the interval of publishing, ``poll_every_s`` the mean interval of snapshots. One for the Hub."""
+    """``every_s`` is the interval of publishing, ``poll_every_s`` the mean interval of snapshots. One for the Hub.
+
+    ``parks_at_s`` returns when a session will be parked if its GPU stays idle.
+    """
 
     def __init__(
         self,
         isolation: Isolation,
-        sessions: LiveSessions,
+        queue: Queue,
         meters: Meters,
         clock: Clock,
         *,
         data: Path,
         every_s: int,
         poll_every_s: int,
+        parks_at_s: Callable[[int], int | None] = lambda session_id: None,
     ) -> None:
         self._isolation = isolation
-        self._sessions = sessions
+        self._queue = queue
         self._meters = meters
         self._clock = clock
         self._data = data
         self._every_s = every_s
         self._poll_every_s = poll_every_s
+        self._parks_at_s = parks_at_s
         self._longest_gap_s = int(LONGEST_PAUSE * poll_every_s + LONGEST_SNAPSHOT_S)
         self._energy: dict[str, tuple[int, int]] = {}
         self._tallies: dict[int, Tally] = {}
@@ -124,11 +123,15 @@ class Sampler:
         }
 
     async def publish(self) -> None:
-        running = {s.id for s in await self._sessions.live() if s.state in UP and holds_shares(s)}
+        running = {s.id for s in await self._queue.live() if s.state in UP and holds_shares(s)}
         now_s = self._clock.now_s()
         ended = sorted(set(self._tallies) - running)
         self._unsaved |= {i: self._tallies.pop(i).measured() for i in ended}
-        self._live = {i: live for i, live in self._live.items() if i in running}
+        self._live = {
+            i: replace(live, now=replace(live.now, parks_at_s=self._parks_at_s(i)))
+            for i, live in self._live.items()
+            if i in running
+        }
         self._recent = {i: points for i, points in self._recent.items() if i in running}
         self._held_to = {i: own for i, own in self._held_to.items() if i in running}
         await asyncio.to_thread(METERS.write, self._data, MeterState(self._every_s, self._live))

@@ -119,6 +119,15 @@ def restored(measured: SessionMeasurements) -> Tally:
     )
 
 
+def mean_sm_percent(counts: str) -> float | None:
+    """Return the mean compute, in percent of a GPU, in the counts of a session's measurements; None without readings."""
+    try:
+        sm = _COUNTS.validate_json(counts)["sm"]
+    except (ValueError, KeyError):
+        return None
+    return sum(percent * times for percent, times in sm.items()) / sum(sm.values()) if sm else None
+
+
 def mean_lent(measured: SessionMeasurements) -> Lent | None:
     """Return the means of what a session received and lent; None without lending or readings."""
     if '"lent"' not in measured.counts:

@@ -6,7 +6,7 @@ day of its start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
@@ -16,8 +16,8 @@ from fgpu_scheduler import HeldShares
 DAY_S = 24 * 3600
 MOST_DAYS = 366
 HOUR_S = 3600
-HOURS, DAYS = 24, 7
-WEEK_S = DAYS * DAY_S
+HOURS = 24
+WEEK_S = 7 * DAY_S
 
 
 Piece = tuple[int, int, int, int]
@@ -77,14 +77,14 @@ class _Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class UsageReport:
     """The lines of a report, and their total."""
 
     lines: tuple[Line, ...]
     total: Line
 
 
-def report(spent: Iterable[HeldShares], by: By, *, first: date, last: date, now_s: int) -> Report:
+def report(spent: Iterable[HeldShares], by: By, *, first: date, last: date, now_s: int) -> UsageReport:
     """Return the use from the first to the last day, both included, with a line for each ``by``.
 
     Days come in order, even empty ones; other lines by GPU-hours, highest first. With ``HUB_GROUP`` a session counts in
@@ -107,7 +107,7 @@ def report(spent: Iterable[HeldShares], by: By, *, first: date, last: date, now_
     lines = [found.line(name) for name, found in sums.items()]
     if by is not By.DAY:
         lines.sort(key=lambda line: (-line.gpu_hours, -line.sessions, line.name))
-    return Report(tuple(lines), total.line(""))
+    return UsageReport(tuple(lines), total.line(""))
 
 
 def days(first: date, last: date) -> Iterator[date]:
@@ -168,48 +168,100 @@ def _names(one: HeldShares, by: By, at_s: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span until now: mean number of held GPUs, number of starts, and their waits in seconds."""
+    """A span until now: mean number of held GPUs (None if unknown), number of starts, and their waits in seconds."""
 
-    gpus: float
+    gpus: float | None
     starts: int
     wait_mean_s: int | None
     wait_p95_s: int | None
 
 
 @dataclass(frozen=True, slots=True)
+class Hour:
+    """One hour from ``from_s`` on: mean numbers of held GPUs, used GPUs and waiting requests (None if unknown), and the
+    mean wait in seconds before the starts in it.
+
+    A session counts as using its mean compute during all of its run, since only that mean is kept.
+    """
+
+    from_s: int
+    held: float | None
+    used: float | None
+    waiting: float | None
+    wait_mean_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RecentUse:
-    """The last day and week until ``at_s``. ``hours`` and ``days``: mean number of held GPUs in each, oldest first."""
+    """The last day and week until ``at_s``, and each hour of the week, oldest first."""
 
     at_s: int
     day: Span
     week: Span
-    hours: tuple[float, ...]
-    days: tuple[float, ...]
+    hours: tuple[Hour, ...]
 
 
-def recent_use(spent: Iterable[HeldShares], now_s: int) -> RecentUse:
-    hours, days = [0.0] * HOURS, [0.0] * DAYS
-    waits: list[tuple[int, int]] = []
+MEASURED_PART = 0.9
+"""Least part of the held GPUs that must have been measured for an hour's use to count as known."""
+
+
+def recent_use(
+    spent: Iterable[HeldShares],
+    now_s: int,
+    *,
+    sm_percents: Mapping[int, float],
+    waits: Iterable[tuple[int, int | None]],
+    known_from_s: int | None,
+) -> RecentUse:
+    """Return the use of the last day and week.
+
+    ``sm_percents`` has the mean compute of measured sessions, in percent of a GPU. ``waits`` are begin and end (None:
+    now) of waits that no start has ended. Hours that end before ``known_from_s`` are unknown; None: all are.
+    """
+    first_s = now_s - WEEK_S
+    held, used, measured, waiting = ([0.0] * (WEEK_S // HOUR_S) for _ in range(4))
+    started: list[tuple[int, int]] = []
+
+    def add(bins: list[float], begin_s: int, end_s: int, amount: float) -> None:
+        for n in range(
+            max(0, (begin_s - first_s) // HOUR_S), min(len(bins), -(-(end_s - first_s) // HOUR_S))
+        ):
+            from_s = first_s + n * HOUR_S
+            bins[n] += amount * max(0, min(end_s, from_s + HOUR_S) - max(begin_s, from_s)) / HOUR_S
+
     for one in spent:
+        sm_percent = sm_percents.get(one.session_id)
         until_s = now_s if one.ended_at_s is None else one.ended_at_s
         for begin_s, end_s, _, gpu_millionths in one.held(until_s):
-            for bins, length_s in ((hours, HOUR_S), (days, DAY_S)):
-                first_s = now_s - len(bins) * length_s
-                last = min(len(bins), -(-(end_s - first_s) // length_s))
-                for n in range(max(0, (begin_s - first_s) // length_s), last):
-                    from_s = first_s + n * length_s
-                    held_s = min(end_s, from_s + length_s) - max(begin_s, from_s)
-                    bins[n] += max(0, held_s) * gpu_millionths / 1e6 / length_s
-        if one.started_at_s is not None and now_s - WEEK_S <= one.started_at_s <= now_s:
-            waits.append((one.started_at_s, _wait_s(one)))
+            add(held, begin_s, end_s, gpu_millionths / 1e6)
+            if gpu_millionths and sm_percent is not None:
+                add(measured, begin_s, end_s, gpu_millionths / 1e6)
+                add(used, begin_s, end_s, sm_percent / 100)
+        add(waiting, one.waits_since_s, one.scheduled_at_s, 1)
+        if one.started_at_s is not None and first_s <= one.started_at_s <= now_s:
+            started.append((one.started_at_s, _wait_s(one)))
+    for begin_s, ended_at_s in waits:
+        add(waiting, begin_s, now_s if ended_at_s is None else ended_at_s, 1)
+    by_hour: dict[int, list[int]] = {}
+    for at_s, wait_s in started:
+        by_hour.setdefault(min((at_s - first_s) // HOUR_S, len(held) - 1), []).append(wait_s)
+
+    def hour(n: int) -> Hour:
+        from_s = first_s + n * HOUR_S
+        if known_from_s is None or from_s + HOUR_S <= known_from_s:
+            return Hour(from_s, None, None, None, None)
+        use = round(used[n], 3) if measured[n] >= MEASURED_PART * held[n] else None
+        return Hour(from_s, round(held[n], 3), use, round(waiting[n], 3), _mean(by_hour.get(n, [])))
+
+    hours = tuple(hour(n) for n in range(len(held)))
     return RecentUse(
         now_s,
-        _span(hours, [wait_s for at_s, wait_s in waits if at_s >= now_s - DAY_S]),
-        _span(days, [wait_s for _, wait_s in waits]),
-        tuple(round(gpus, 3) for gpus in hours),
-        tuple(round(gpus, 3) for gpus in days),
+        _span(hours[-HOURS:], [wait_s for at_s, wait_s in started if at_s >= now_s - DAY_S]),
+        _span(hours, [wait_s for _, wait_s in started]),
+        hours,
     )
 
 
-def _span(gpus: list[float], waits: list[int]) -> Span:
-    return Span(round(sum(gpus) / len(gpus), 3), len(waits), _mean(waits), p95(waits))
+def _span(hours: Sequence[Hour], waits: list[int]) -> Span:
+    known = [hour.held for hour in hours if hour.held is not None]
+    return Span(round(sum(known) / len(known), 3) if known else None, len(waits), _mean(waits), p95(waits))

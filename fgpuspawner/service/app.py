@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import secrets
 from pathlib import Path
+from pkgutil import resolve_name
 
 from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.template import Loader
 from tornado.web import Application, RequestHandler, StaticFileHandler
 
-from fgpuspawner.service import STATIC
+from fgpuspawner.service import STATIC, navigation
 from fgpuspawner.service.admin import audit, banner, images, nodes, overview, queue, quotas, usage
 from fgpuspawner.service.api import capacity, events, forecast, me
 from fgpuspawner.service.api import history as past_api
@@ -19,8 +20,9 @@ from fgpuspawner.service.api import sessions as sessions_api
 from fgpuspawner.service.api.base import Api, NotThere
 from fgpuspawner.service.handler import CONTENT_SECURITY_POLICY, Service
 from fgpuspawner.service.metrics import REQUESTS
+from fgpuspawner.service.navigation import WISHES
 from fgpuspawner.service.openapi import document
-from fgpuspawner.service.pages import cluster_map, history, presets, private_images, sessions
+from fgpuspawner.service.pages import history, presets, private_images, sessions
 from fgpuspawner.service.pages.base import NoPage
 
 log = logging.getLogger(__name__)
@@ -40,37 +42,23 @@ class OpenApi(Api):
 
 
 PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
-    ("", sessions.SessionsPage),
+    *((page.address, resolve_name(f"fgpuspawner.service.{page.handler}")) for page in navigation.PAGES),
     (r"sessions\.csv", sessions.SessionsFile),
     (f"end/{ID}", sessions.EndPage),
-    (f"keep/{ID}", sessions.KeepPage),
-    (f"park/{ID}", sessions.ParkPage),
-    (f"wake/{ID}", sessions.WakePage),
-    (f"extend/{ID}", sessions.ExtendPage),
+    *((f"{wish}/{ID}", sessions.WishPage) for wish in WISHES),
     (f"resize/{ID}", sessions.ResizePage),
     (f"rename/{ID}", sessions.RenameSessionPage),
     (f"log/{ID}", sessions.LogPage),
     ("presets/", presets.PresetsPage),
-    ("map", cluster_map.MapPage),
-    ("history", history.HistoryPage),
     (r"history\.csv", history.HistoryFile),
     (f"save/{ID}", private_images.SavePage),
-    ("private-images", private_images.PrivateImagesPage),
     (f"private-images/{ID}/rename", private_images.RenamePage),
     (f"private-images/{ID}/share", private_images.SharePage),
     (f"private-images/{ID}/answer", private_images.AnswerPage),
     (f"private-images/{ID}/delete", private_images.DeletePage),
-    ("admin/overview", overview.OverviewPage),
-    ("admin/queue", queue.QueuePage),
-    ("admin/nodes", nodes.NodesPage),
     ("admin/nodes/(drain|gone)", nodes.ConfirmPage),
-    ("admin/images", images.ImagesPage),
     ("admin/images/([a-z0-9-]{1,40})", images.EditPage),
     ("admin/new-image", images.NewPage),
-    ("admin/quotas", quotas.QuotasPage),
-    ("admin/usage", usage.UsagePage),
-    ("admin/banner", banner.BannerPage),
-    ("admin/audit", audit.AuditPage),
     ("health", me.Health),
     ("metrics", me.Metrics),
 )
@@ -81,10 +69,7 @@ API: tuple[tuple[str, type[RequestHandler]], ...] = (
     ("me", me.Me),
     ("sessions", sessions_api.Sessions),
     (f"sessions/{ID}", sessions_api.OneSession),
-    (f"sessions/{ID}/keep", sessions_api.Keep),
-    (f"sessions/{ID}/park", sessions_api.Park),
-    (f"sessions/{ID}/wake", sessions_api.Wake),
-    (f"sessions/{ID}/extend", sessions_api.Extend),
+    *((f"sessions/{ID}/{wish}", sessions_api.Wish) for wish in WISHES),
     (f"sessions/{ID}/image", images_api.SaveSession),
     (f"sessions/{ID}/meter", sessions_api.SessionMeter),
     (f"sessions/{ID}/log", sessions_api.SessionLog),

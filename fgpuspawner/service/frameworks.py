@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fgpuspawner.images.frameworks import (
     find_wheels,
     install,
 )
+from fgpuspawner.service.objects import Installing
 
 log = logging.getLogger("fgpu.images")
 FOLDER = "environments"
@@ -33,6 +34,19 @@ class FrameworkInstaller:
     troubles: dict[str, str] = field(default_factory=dict)
     doing: dict[str, str] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def progress(self, offered: Collection[str]) -> list[Installing]:
+        """Return how far each framework is, for a user who is offered the images with these slugs."""
+        found = []
+        for one in FRAMEWORKS:
+            if one.slug in self.doing:
+                found.append(Installing(name=one.name, state="installing", text=self.doing[one.slug]))
+            elif one.slug in self.troubles:
+                # Not why: that may name the administrator's package index.
+                found.append(Installing(name=one.name, state="failed", text="not installed"))
+            elif one.slug in offered:
+                found.append(Installing(name=one.name, state="ready", text="ready"))
+        return found
 
     async def look(self) -> None:
         """Ask the package index what there is for this Python, and how large it is."""

@@ -68,6 +68,14 @@ class Service:
     frameworks: FrameworkInstaller = field(default_factory=FrameworkInstaller)
     turns: Turns = field(default_factory=lambda: Turns(at_a_time=CONCURRENT_REQUESTS, most=MAX_REQUESTS))
 
+    def alarms(self) -> list[str]:
+        """Return what administrators must know at once: no room on the disk, or sharing of images without domains."""
+        room, settings = self.reader.room(), self.settings
+        danger = settings.danger_of_sharing(
+            saves_images=self.reader.engine.saves_images, subdomain_host=self.site.hub_host
+        )
+        return [words for words in (room and room.words(settings.data_path()), danger) if words]
+
 
 class LogIns(HubOAuth):  # type: ignore[misc]
     """Identifies callers through the Hub. It keeps a limited number of begun log-ins, as anyone can begin one."""
@@ -112,11 +120,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         return self.viewer.user or f"service {self.current_user.get('name', '')}"
 
     async def change(self, what: Callable[[Store, str, int], R]) -> R:
-        """Write to the store with ``what(store, actor, now_s)``.
-
-        Raises:
-            StoreUnavailable: it cannot be written.
-        """
+        """Write to the store with ``what(store, actor, now_s)``."""
         by = self.actor
         return await self.service.reader.change(lambda store, now_s: what(store, by, now_s))
 
@@ -261,11 +265,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
 
 
 def whole_number(name: str, given: object, *, least: int, most: int) -> int:
-    """Return a whole number from a form, an address or a JSON object.
-
-    Raises:
-        Problem: it is not a whole number from ``least`` to ``most``.
-    """
+    """Return a whole number from a form, an address or a JSON object."""
     number = given
     if isinstance(given, str):
         text = given.strip().removeprefix("-")

@@ -33,7 +33,7 @@ class HubAnswer:
 
 
 class Hub:
-    """The Hub's API at ``api_url``."""
+    """The Hub's API at ``api_url``. Every call raises `HubUnreachable` where it does not answer."""
 
     def __init__(self, api_url: str) -> None:
         self._api_url = api_url.rstrip("/")
@@ -42,11 +42,7 @@ class Hub:
     async def start_server(
         self, user: str, server_name: str, *, options: dict[str, object], token: str
     ) -> HubAnswer:
-        """Start a server with these user options.
-
-        Raises:
-            HubUnreachable: the Hub does not answer.
-        """
+        """Start a server with these user options."""
         body = json.dumps({"user_options": options}).encode()
         return await self._call("POST", user, server_name, token, body)
 
@@ -55,16 +51,11 @@ class Hub:
 
         Raises:
             HubSilent: the Hub did not answer in time, and may still do it.
-            HubUnreachable: the Hub does not answer.
         """
         return await self._call("DELETE", user, server_name, token, means={SESSION_HEADER: str(session_id)})
 
     async def log(self, session_id: int, *, token: str) -> tuple[int, bytes]:
-        """Return the status, and the end of what a session's server has printed, not masked.
-
-        Raises:
-            HubUnreachable: the Hub does not answer.
-        """
+        """Return the status, and the end of what a session's server has printed, not masked."""
         request = HTTPRequest(
             f"{self._api_url}/fgpu/log/{session_id}",
             headers={"Authorization": f"token {token}"},
@@ -75,11 +66,7 @@ class Hub:
         return response.code, response.body
 
     async def has_time(self) -> None:
-        """Return once the Hub has finished its current work and answers.
-
-        Raises:
-            HubUnreachable: it does not answer.
-        """
+        """Return once the Hub has finished its current work and answers."""
         await self._fetch(HTTPRequest(f"{self._api_url}/", connect_timeout=5.0, request_timeout=TIMEOUT_S))
 
     def close(self) -> None:

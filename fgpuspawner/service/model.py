@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from fgpu_scheduler import (
+    FOR_GOOD_S,
     UP,
     AllRules,
     Amount,
@@ -19,7 +20,9 @@ from fgpu_scheduler import (
     Extension,
     Forecast,
     Ledger,
+    NodeState,
     Notice,
+    Placement,
     PrivateImage,
     Request,
     Resize,
@@ -36,10 +39,10 @@ from fgpu_scheduler import (
 from fgpuspawner.images.availability import Availabilities
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.choice import StoredChoice
-from fgpuspawner.meter.disk import DiskState
 from fgpuspawner.meter.gpu_health import GpuHealthState
 from fgpuspawner.meter.model import Live, MeterState
 from fgpuspawner.service import objects
+from fgpuspawner.settings.folders import SharedFolder
 from fgpuspawner.text.resizing import amounts, most_memory_mib, not_resized_words
 from fgpuspawner.text.sessions import amount_words, isolated, session_name
 
@@ -74,12 +77,22 @@ class Viewer:
         return self.admin or bool(self.administers)
 
 
+NODE_WORDS = {
+    NodeState.READY: "takes sessions",
+    NodeState.CORDONED: "takes no new sessions",
+    NodeState.LOST: "does not answer; what it runs keeps its shares",
+    NodeState.GONE: "is gone, an administrator said; its sessions are being ended",
+}
+"""A node's state, to follow its name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """The Hub's base URL, and the names of images by their slugs.
 
-    ``is_offered`` says whether a request's user may still start its image. ``hub_host`` and ``own_host``
-    (``https://HOST``) are the hosts of the Hub and the service if they have domains of their own, else empty.
+    ``is_offered`` says whether a request's user may still start its image; ``folders_of`` returns its shared folders.
+    ``hub_host`` and ``own_host`` (``https://HOST``) are the hosts of the Hub and the service if they have domains of
+    their own, else empty.
     """
 
     base_url: str = "/"
@@ -87,6 +100,7 @@ class Site:
     hub_host: str = ""
     own_host: str = ""
     is_offered: Callable[[Request], bool] = lambda request: True
+    folders_of: Callable[[Request], Sequence[SharedFolder]] = lambda request: ()
 
     @property
     def hub_base_url(self) -> str:
@@ -122,7 +136,7 @@ class World:
     #: What running sessions hold and use of their GPUs.
     meters: MeterState = field(default_factory=MeterState)
     #: What running sessions take of the disk.
-    disks: DiskState = field(default_factory=DiskState)
+    disks: Mapping[int, str] = field(default_factory=dict)
     #: What owners may add to a time limit.
     extension: Extension = field(default_factory=Extension)
     #: Use, temperature, power and errors of each GPU.
@@ -133,6 +147,8 @@ class World:
     step_milli: int = 100
     #: What would start the first request of the queue, by resource group.
     unblockings: Mapping[str, Unblocking] = field(default_factory=dict)
+    #: When each parked session that wants its shares gets them back.
+    wanted: Mapping[int, Forecast] = field(default_factory=dict)
     #: Where the images are.
     available: Availabilities = field(default_factory=Availabilities)
 
@@ -318,8 +334,28 @@ def why_not_parked(session: Session, world: World) -> str | None:
     """Return why a session cannot be parked now, or None."""
     if session.state is not SessionState.RUNNING or session.placement is None:
         return "Only a running session can be parked."
-    if not session.placement.shares:
+    return _why_unparkable(session.placement, world)
+
+
+def why_no_choice(session: Session, world: World) -> str | None:
+    """Return why its owner cannot choose whether a session is parked, or None. A parked one's choice is for later."""
+    if session.state not in UP or session.placement is None:
+        return "Only a running or parked session has this choice."
+    if session.request.on_demand:
+        return "A session on demand has no such choice: it gives its GPU back while it is idle."
+    if not world.rules.of(session.request.resource_group).park_opt_out:
+        return f"Owners have no such choice in resource group {session.request.resource_group}; ask an administrator."
+    return _why_unparkable(session.placement, world)
+
+
+def _why_unparkable(where: Placement, world: World) -> str | None:
+    if not where.shares:
         return "It has no GPU."
-    own = next((c for c in world.isolation if c.node_id == session.placement.node_id), None)
+    own = next((c for c in world.isolation if c.node_id == where.node_id), None)
     why = "it is not known whether its machine can do it" if own is None else own.unparkable
     return f"It can't be parked: {why}." if why else None
+
+
+def never_park(session: Session, world: World) -> bool | None:
+    """Return whether a session is never parked, as its owner chose; None where its owner has no choice."""
+    return None if why_no_choice(session, world) is not None else session.kept_until_s == FOR_GOOD_S

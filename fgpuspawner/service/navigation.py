@@ -1,6 +1,6 @@
 """The service's pages in the order of the navigation, and which of them a viewer sees. Pure.
 
-A page adds its line here and its address in `app.make_app`. Each page checks rights itself: hiding an entry here
+A page adds its line here: `app.PAGES` has its address from it. Each page checks rights itself: hiding an entry here
 protects nothing.
 """
 
@@ -14,37 +14,42 @@ from fgpuspawner.engines.base import Capabilities
 
 @dataclass(frozen=True, slots=True)
 class NavigationEntry:
-    """One page: its address below the service's prefix, and its title.
+    """One page: its address below the service's prefix, its title, and its handler as ``module:name``.
 
-    ``also`` are first parts of other addresses that belong to it. ``admin`` is for administrators only; with
-    ``of_group`` also for those of a resource group. ``of_saved``: only if the engine can save sessions as images.
+    The Hub shows the entries too, and does not import the handlers. ``also`` are first parts of other addresses that
+    belong to it. ``of_group``: also for administrators of a resource group. ``of_saved``: only if the engine can save
+    sessions as images.
     """
 
     address: str
     title: str
-    admin: bool = False
+    handler: str = ""
     of_group: bool = False
     of_saved: bool = False
     also: tuple[str, ...] = ()
 
+    @property
+    def admin(self) -> bool:
+        """Return whether it is for administrators only."""
+        return self.address.startswith("admin/")
 
+
+WISHES = ("keep", "extend", "park", "wake", "never-park", "may-park")
+"""What an owner or administrator can ask for a running session: the words in addresses."""
+OF_SESSIONS = (*WISHES, "end", "resize", "rename", "log", "presets", "save")
 PAGES = (
-    NavigationEntry(
-        "",
-        "Sessions",
-        also=("end", "keep", "park", "wake", "extend", "resize", "rename", "log", "presets", "save"),
-    ),
-    NavigationEntry("map", "Cluster map"),
-    NavigationEntry("history", "History"),
-    NavigationEntry("private-images", "My images", of_saved=True),
-    NavigationEntry("admin/overview", "Overview", admin=True),
-    NavigationEntry("admin/queue", "Queue", admin=True, of_group=True),
-    NavigationEntry("admin/nodes", "Machines", admin=True, of_group=True),
-    NavigationEntry("admin/images", "Images", admin=True, also=("admin/new-image",)),
-    NavigationEntry("admin/quotas", "Quotas", admin=True, of_group=True),
-    NavigationEntry("admin/usage", "Usage", admin=True),
-    NavigationEntry("admin/banner", "Banner", admin=True),
-    NavigationEntry("admin/audit", "Audit log", admin=True, of_group=True),
+    NavigationEntry("", "Sessions", "pages.sessions:SessionsPage", also=OF_SESSIONS),
+    NavigationEntry("map", "Cluster map", "pages.cluster_map:MapPage"),
+    NavigationEntry("history", "History", "pages.history:HistoryPage"),
+    NavigationEntry("private-images", "My images", "pages.private_images:PrivateImagesPage", of_saved=True),
+    NavigationEntry("admin/overview", "Overview", "admin.overview:OverviewPage"),
+    NavigationEntry("admin/queue", "Queue", "admin.queue:QueuePage", of_group=True),
+    NavigationEntry("admin/nodes", "Machines", "admin.nodes:NodesPage", of_group=True),
+    NavigationEntry("admin/images", "Images", "admin.images:ImagesPage", also=("admin/new-image",)),
+    NavigationEntry("admin/quotas", "Quotas", "admin.quotas:QuotasPage", of_group=True),
+    NavigationEntry("admin/usage", "Usage", "admin.usage:UsagePage"),
+    NavigationEntry("admin/banner", "Banner", "admin.banner:BannerPage"),
+    NavigationEntry("admin/audit", "Audit log", "admin.audit:AuditPage", of_group=True),
 )
 
 
@@ -68,3 +73,12 @@ def current(path: str, pages: Iterable[NavigationEntry] = PAGES) -> NavigationEn
         if path in (entry.address, *entry.also) or path.startswith(below):
             return entry
     return None
+
+
+def title(path: str) -> str:
+    """Return the title of the page at an address below the prefix, such as "History" or "Rename"; empty for no page."""
+    found = current(path)
+    if found is None:
+        return ""
+    first = path.partition("/")[0]
+    return first.capitalize() if not found.admin and first in found.also else found.title

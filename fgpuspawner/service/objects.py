@@ -1,6 +1,7 @@
 """The objects of the API (docs/rest-api.md), each defined once, for answers and for the API's description.
 
-scripts/docs.py writes docs/openapi.json and JupyterLab's types from here.
+scripts/docs.py writes docs/openapi.json and JupyterLab's types from here. JupyterLab takes a field that an older service
+lacks for null or for its default; without either it does not understand the answer.
 """
 
 from __future__ import annotations
@@ -220,6 +221,14 @@ class Parked(Object):
     wanted: bool
 
 
+class SessionFolder(Object):
+    """A shared folder of a session, and its place in the home; null where it is no longer configured."""
+
+    name: str
+    at: str | None = None
+    read_only: bool | None = None
+
+
 class Session(WaitFields, RequestFields):
     state: SessionState
     cpu: Amount
@@ -235,14 +244,17 @@ class Session(WaitFields, RequestFields):
     preemptible_from_s: AtS | None = None
     can_keep: bool = False
     parked: Parked | None
-    can_park: bool
+    can_park: bool = False
+    park_refused: str | None
+    never_park: bool | None
     extend_by_s: Count | None = None
     url: str
     pending_url: str
     saving: Saving | None
-    can_save: bool
+    can_save: bool = False
     meter: Meter | None
     disk: str | None
+    folders: list[SessionFolder] = []
     resize: Resize | None
 
 
@@ -271,12 +283,12 @@ class SessionSetup(Answer):
 
 
 class SessionMeter(Answer):
-    """``every_s`` is the distance of points; a larger one is a gap."""
+    """``every_s`` is the distance of points; a larger one is a gap. A session that does not run has no reading."""
 
-    now: Meter | None
+    now: Meter | None = None
     every_s: Count
-    points: list[Point]
-    processes: list[Process]
+    points: list[Point] = []
+    processes: list[Process] = []
 
 
 class Receipt(RequestFields):
@@ -394,6 +406,14 @@ class QuotaLeft(Object):
     text: str | None
 
 
+class Installing(Object):
+    """A framework for local sessions that is being made, or was: the launch form shows how far it is."""
+
+    name: str
+    state: Literal["installing", "ready", "failed"]
+    text: str
+
+
 class Forecast(Answer):
     starts_now: bool = False
     startable_now: Count = 0
@@ -413,6 +433,7 @@ class Forecast(Answer):
     soonest_at_s: AtS | None = None
     refusals: list[Refusal] = []
     quota: QuotaLeft | None
+    installing: list[Installing] = []
 
 
 class Needs(Object):

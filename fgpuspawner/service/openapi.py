@@ -16,11 +16,14 @@ from pydantic.json_schema import GenerateJsonSchema
 import fgpuspawner
 from fgpu_scheduler import BannerLevel
 from fgpuspawner import scopes
+from fgpuspawner.form.own_setup import GIVEN
 from fgpuspawner.meter.usage_report import By
 from fgpuspawner.service import objects
 from fgpuspawner.service.admin import objects as admin
 from fgpuspawner.service.admin.banner import LATEST_S
 from fgpuspawner.service.objects import AMOUNT, Error, OnePrivateImage, OneSession
+from fgpuspawner.settings.queue import FGPU_AMOUNTS, QUOTA_AMOUNTS, QUOTA_SCOPES
+from fgpuspawner.text.fields import FIELDS
 
 Schema = dict[str, Any]
 
@@ -166,24 +169,11 @@ TEXTS = {"type": "array", "items": TEXT}
 WHOSE = query_parameter("user", TEXT, "the user; others for administrators")
 ENDED = query_parameter("ended", FLAG, "`1`: the last 50 ended ones, too")
 GROUP = query_parameter("group", TEXT, "the first of the caller's by default")
-FORECAST_OPTIONS = {
-    "group": "resource group",
-    "account": "the account whose share it counts for",
-    "image": "slug of an image",
-    "fgpu": "amount of fGPU",
-    "gpu_memory_mib": "exact GPU memory, in place of fGPU",
-    "compute_percent": "exact compute, beside the memory",
-    "gpu_models": "GPU models with `,` between them, the most liked first; none: any",
-    "gpu_model": "the same, of one",
-    "cpu": "cores",
-    "memory_mib": "memory",
-    "count": "how many sessions",
-    "time_limit_s": "how long it may run",
-    "time_limit": "the same, as `2:30`",
-    "priority": "a whole number",
-    "name": "the session's name",
-    "instead_of": "a session of the caller that counts as ended",
-}
+FORECAST = [
+    query_parameter(name, TEXT, field.label)
+    for name, field in FIELDS.items()
+    if name not in ("setup", *GIVEN)
+]
 LAST_EVENT = {
     "name": "Last-Event-ID",
     "in": "header",
@@ -231,6 +221,13 @@ CALLS = (
     of_owners(
         "POST /sessions/{id}/wake", "wakeSession", "Ask for a parked session's GPU", OneSession, status="202"
     ),
+    of_owners(
+        "POST /sessions/{id}/never-park",
+        "neverParkSession",
+        "Choose that a session is never parked",
+        OneSession,
+    ),
+    of_owners("POST /sessions/{id}/may-park", "mayParkSession", "Let a session be parked again", OneSession),
     of_owners(
         "POST /sessions/{id}/extend",
         "extendSession",
@@ -336,21 +333,16 @@ CALLS = (
         "forecast",
         "The forecast of a request",
         objects.Forecast,
-        *(query_parameter(name, TEXT, description) for name, description in FORECAST_OPTIONS.items()),
+        *FORECAST,
+        query_parameter("instead_of", TEXT, "a session of the caller that counts as ended"),
         errors=("404",),
     ),
     call("GET /images", "images", "Images that the caller may start", objects.Images, scope=None),
     call("GET /events", "events", "Server-sent events", str, LAST_EVENT, EVENT, media="text/event-stream"),
 )
 
-LIMITS: dict[str, Schema] = {
-    "max_fgpu": AMOUNT,
-    "max_sessions": COUNT,
-    "max_pending": COUNT,
-    "max_lifetime_s": COUNT,
-    "guaranteed_fgpu": AMOUNT,
-}
-FOR = dict.fromkeys(("user", "hub_group", "account", "resource_group"), TEXT)
+LIMITS = {name: AMOUNT if name in FGPU_AMOUNTS else COUNT for name in QUOTA_AMOUNTS}
+FOR = dict.fromkeys((*QUOTA_SCOPES, "resource_group"), TEXT)
 DAY: Schema = {"type": "string", "pattern": "^(20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8]))?$"}
 SPAN = (
     query_parameter("from", DAY, "the first day, UTC"),

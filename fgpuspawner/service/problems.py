@@ -1,4 +1,4 @@
-"""Errors of the API: a status, a stable code, and a message that is safe to show."""
+"""What the service refuses: its functions raise a `Problem` for what cannot be done, in words that are safe to show."""
 
 from __future__ import annotations
 
@@ -30,12 +30,6 @@ def forbidden(message: str, *, field: str | None = None) -> Problem:
 
 def hub_unavailable() -> Problem:
     return Problem(503, "hub_unavailable", "JupyterHub does not answer; try again in a moment")
-
-
-def forecast_takes_long(limit_s: float) -> Problem:
-    """The queue is too long to wait for this forecast."""
-    message = f"so many wait that a forecast takes longer than {limit_s:.0f} seconds"
-    return Problem(503, "forecast_takes_long", message)
 
 
 def no_such_session(session_id: str) -> Problem:

@@ -60,11 +60,7 @@ def settings_from(environment: dict[str, str]) -> FGPU:
 
 
 def engine_from(environment: dict[str, str]) -> Capabilities:
-    """Return the capabilities of the Hub's engine.
-
-    Raises:
-        BadSettings: the Hub did not pass them on.
-    """
+    """Return the capabilities of the Hub's engine."""
     try:
         return Capabilities.from_json(environment["FGPU_ENGINE"])
     except (KeyError, ValueError, TypeError):
@@ -87,11 +83,7 @@ def hosts_from(environment: dict[str, str]) -> tuple[str, str]:
 
 
 async def bind(ip: str, port: int) -> list[socket.socket]:
-    """Return the sockets to listen on; wait for a predecessor that is still ending.
-
-    Raises:
-        BadSettings: the address cannot be used.
-    """
+    """Return the sockets to listen on; wait for a predecessor that is still ending."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + BIND_FOR_S
     while True:
@@ -139,6 +131,7 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
         hub_host,
         own_host,
         is_offered=lambda request: images.catalogue.of(request) is not None,
+        folders_of=lambda asked: settings.folders_of(asked.user, asked.groups, asked.folders),
     )
     reader = Reader(store, settings, images, SystemClock(), engine_from(environment))
     watcher, hub = Watcher(reader), Hub(auth.api_url)

@@ -49,9 +49,10 @@ from fgpuspawner.isolation.choice import CHOICES
 from fgpuspawner.meter.disk import DISK
 from fgpuspawner.meter.gpu_health import HEALTH
 from fgpuspawner.meter.model import MeterFile
-from fgpuspawner.meter.usage_report import WEEK_S, RecentUse, recent_use
+from fgpuspawner.meter.tally import mean_sm_percent
+from fgpuspawner.meter.usage_report import DAY_S, WEEK_S, RecentUse, recent_use
 from fgpuspawner.service.model import Savers, World, extension_of
-from fgpuspawner.service.problems import forecast_takes_long
+from fgpuspawner.service.problems import Problem
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.room import Room, room_of
 
@@ -253,7 +254,8 @@ class Reader:
             async with asyncio.timeout(ANSWER_WITHIN_S), turn:
                 return await self._run(self._forecasts, lambda: self._forecast(wanted, offer, world))
         except TimeoutError:
-            raise forecast_takes_long(ANSWER_WITHIN_S) from None
+            words = f"so many wait that a forecast takes longer than {ANSWER_WITHIN_S:.0f} seconds"
+            raise Problem(503, "forecast_takes_long", words) from None
 
     async def extend(self, session_id: int) -> Session | NotExtended:
         """Extend a session's time limit, if that is allowed now; return it, or the reason against it.
@@ -287,10 +289,21 @@ class Reader:
         async with self._adding_up:
             now_s = self._clock.now_s()
             if self._lately is None or abs(now_s - self._lately.at_s) >= WEEK_SUMS_FRESH_S:
-                self._lately = await self.report(
-                    lambda queue: recent_use(queue.spent(now_s - WEEK_S, now_s), now_s)
-                )
+                self._lately = await self.report(lambda queue: self._recent_use(queue, now_s))
             return self._lately
+
+    def _recent_use(self, queue: QueueReader, now_s: int) -> RecentUse:
+        from_s, known_from_s = now_s - WEEK_S, queue.begins_at_s()
+        if known_from_s is not None and self.settings.history_days:
+            known_from_s = max(known_from_s, now_s - self.settings.history_days * DAY_S)
+        means = {id_: mean_sm_percent(counts) for id_, counts in queue.counts_since(from_s).items()}
+        return recent_use(
+            queue.spent(from_s, now_s),
+            now_s,
+            sm_percents={id_: mean for id_, mean in means.items() if mean is not None},
+            waits=queue.waits_without_start(from_s),
+            known_from_s=known_from_s,
+        )
 
     async def change(self, change: Callable[[Store, int], R]) -> R:
         """Write an administrator's change: ``change`` gets the store and the time."""
@@ -310,7 +323,7 @@ class Reader:
         return found
 
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
-        """Return what this user may choose; raises `options.Refused` if that is nothing."""
+        """Return what this user may choose; raises `RequestRefused` if that is nothing."""
         return make_offer(
             self.settings,
             world.snapshot.nodes,
@@ -400,6 +413,7 @@ class Reader:
             resizes={wish.session_id: wish for wish in Resizes(self._store).of_live()},
             step_milli=self.settings.caps().fgpu_step_milli,
             unblockings=ahead.unblockings,
+            wanted=ahead.wanted,
             available=self._available(),
         )
 
@@ -450,19 +464,11 @@ class Reader:
     async def change_images(
         self, change: Callable[[Draft], Update], by: str, *, only_check: bool = False
     ) -> None:
-        """Change the catalogue, on top of the last good file, and read it again; or only try whether that is possible.
-
-        Raises:
-            CatalogueError: it cannot be done; one line.
-        """
+        """Change the catalogue, on top of the last good file, and read it again; or only try whether that is possible."""
         await self._read(self._change_images, change, by, only_check)
 
     async def write_images(self, by: str, *, without: str = "") -> None:
-        """Write the catalogue's changes into its file, or remove one image from that.
-
-        Raises:
-            CatalogueError: it cannot be done; one line.
-        """
+        """Write the catalogue's changes into its file, or remove one image from that."""
         await self._read(self._write_images, by, without)
 
     def _write_images(self, by: str, without: str) -> None:

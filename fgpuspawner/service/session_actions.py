@@ -1,4 +1,4 @@
-"""Ending, keeping, extending and resizing a session, for the API, the pages and the administrators.
+"""Ending, keeping, extending, parking and resizing a session, for the API, the pages and the administrators.
 
 If an administrator does it with another user's session, its owner sees who did it and why, and the audit log has a
 line.
@@ -7,19 +7,19 @@ line.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from fgpu_scheduler import (
     ENDED,
+    FOR_GOOD_S,
     MOST_MESSAGE_TEXT,
     Amount,
     Audit,
     BadAmount,
     EndCause,
     EndMessages,
-    Extension,
     InvalidTransition,
     NotExtended,
     NotResized,
@@ -36,15 +36,17 @@ from fgpu_scheduler import (
     parse_milli,
     resized,
 )
-from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.handler import Handler, whole_number
 from fgpuspawner.service.hub import HubSilent, HubUnreachable
 from fgpuspawner.service.model import (
     Viewer,
+    World,
     extension_of,
     is_mine,
     is_visible,
     request_of,
     why_fixed,
+    why_no_choice,
     why_not_parked,
 )
 from fgpuspawner.service.problems import (
@@ -55,6 +57,7 @@ from fgpuspawner.service.problems import (
     hub_unavailable,
     no_such_session,
 )
+from fgpuspawner.settings import FGPU
 from fgpuspawner.text.fields import BAD_NAME, clean_name
 from fgpuspawner.text.logs import shown_lines
 from fgpuspawner.text.resizing import not_resized_words
@@ -124,60 +127,67 @@ async def _stop(handler: Handler, session: Session, *, knows: bool) -> None:
         raise Problem(409, "hub_refused", f"JupyterHub did not end it: {found.message or found.status}")
 
 
-async def keep_session(handler: Handler, session_id: str) -> Session:
-    """Postpone the end of an idle session by the time that the administrator set, and return it as it is then."""
+async def grant_wish(handler: Handler, session_id: str, wish: str) -> Session:
+    """Do one of `WISHES`, and return the session as it is then. The Hub parks and wakes it within a moment."""
     session = await handler.visible_session(session_id)
-    if session.ends_cause is not EndCause.IDLE:
-        raise Problem(409, "nothing_to_keep", f"session {session_id} is not about to be ended for being idle")
-    keep_s = handler.service.settings.keep_s(session.request.resource_group)
-    kept = await handler.service.reader.change(
-        lambda store, now_s: store.keep(session.id, now_s + keep_s, now_s=now_s)
-    )
-    await audit_action(handler, session, "session.keep")
-    return kept
+    reader, details = handler.service.reader, ""
+    if wish == "extend":
+        found = await _extend(handler, session)
+        details = f"by {duration(reader.extension.by_s)}"
+    else:
+        if (against := _why_not(wish, session, await reader.world())) is not None:
+            raise Problem(409, *against)
+        settings = handler.service.settings
+        try:
+            found = await reader.change(
+                lambda store, now_s: _write_wish(wish, session, settings, store, now_s)
+            )
+        except InvalidTransition:
+            raise Problem(409, "changed", f"session {session.id} has changed; look again") from None
+    await audit_action(handler, session, f"session.{wish}", details)
+    return found
 
 
-async def park_session(handler: Handler, session_id: str) -> Session:
-    """Have the Hub park a session, and return it as it is then: the Hub acts within a moment."""
-    session = await handler.visible_session(session_id)
-    if (why := why_not_parked(session, await handler.service.reader.world())) is not None:
-        raise Problem(409, "not_parked", why)
-    asked = await _wished(handler, session, lambda store, now_s: store.ask_to_park(session.id, now_s=now_s))
-    await audit_action(handler, session, "session.park")
-    return asked
+def _why_not(wish: str, session: Session, world: World) -> tuple[str, str] | None:
+    """Return the code and message of a refusal."""
+    name = f"session {session.id}"
+    match wish:
+        case "keep" if session.ends_cause is not EndCause.IDLE:
+            return "nothing_to_keep", f"{name} is not about to be ended for being idle"
+        case "park" if (why := why_not_parked(session, world)) is not None:
+            return "not_parked", why
+        case "wake" if session.state is not SessionState.PARKED:
+            return "not_parked", f"{name} is not parked"
+        case "never-park" | "may-park" if (why := why_no_choice(session, world)) is not None:
+            return "no_choice", why
+    return None
 
 
-async def wake_session(handler: Handler, session_id: str) -> Session:
-    """Ask for the GPU of a parked session, and return the session as it is then."""
-    session = await handler.visible_session(session_id)
-    if session.state is not SessionState.PARKED:
-        raise Problem(409, "not_parked", f"session {session_id} is not parked")
-    asked = await _wished(handler, session, lambda store, now_s: store.want(session.id, True, now_s=now_s))
-    await audit_action(handler, session, "session.wake")
-    return asked
+def _write_wish(wish: str, session: Session, settings: FGPU, store: Store, now_s: int) -> Session:
+    match wish:
+        case "keep":
+            until_s = now_s + settings.keep_s(session.request.resource_group)
+            return store.keep(session.id, until_s, now_s=now_s)
+        case "park":
+            return store.ask_to_park(session.id, now_s=now_s)
+        case "wake":
+            return store.want(session.id, True, now_s=now_s)
+    return store.keep(session.id, FOR_GOOD_S if wish == "never-park" else None, now_s=now_s)
 
 
-async def _wished(handler: Handler, session: Session, wish: Callable[[Store, int], Session]) -> Session:
-    try:
-        return await handler.service.reader.change(wish)
-    except InvalidTransition:
-        raise Problem(409, "changed", f"session {session.id} has changed; look again") from None
-
-
-async def extend_session(handler: Handler, session_id: str) -> Session:
-    """Extend a session's time limit by the step that the administrator set, and return it as it is then."""
-    session = await handler.visible_session(session_id)
+async def _extend(handler: Handler, session: Session) -> Session:
     reader = handler.service.reader
     try:
         found = await reader.extend(session.id)
     except UnknownSession:
-        raise already_ended(session_id) from None
+        raise already_ended(str(session.id)) from None
     except StaleVersion:
         raise Problem(409, "busy", "The queue changes too fast; try again in a moment.") from None
     if isinstance(found, NotExtended):
         allowed = extension_of(session, await reader.world())
-        raise Problem(409, "not_extended", not_extended_words(found, session, allowed))
-    await audit_action(handler, session, "session.extend", f"by {duration(reader.extension.by_s)}")
+        extended, longest = duration(session.extended_s), duration(allowed.longest_s or 0)
+        message = NOT_EXTENDED[found].format(extended=extended, longest=longest)
+        raise Problem(409, "not_extended", message)
     return found
 
 
@@ -214,10 +224,11 @@ async def session_log(handler: Handler, session_id: str, *, lines: int) -> list[
         raise Problem(404, "no_log", "JupyterHub has no log of this session")
     if status != HTTPStatus.OK:
         raise Problem(503, "no_log", "the session's log cannot be read now; try again in a moment")
+    setup = await saved_setup(handler, session)
+    if setup is None and session.request.setup:
+        words = "the values of its variables are no longer saved, so they could not be masked in its log"
+        raise Problem(404, "no_log", words)
     await audit_action(handler, session, "session.log")
-    setup = await handler.service.reader.read_store(
-        lambda store: Setups(store).get(session.request.setup, session.request.user)
-    )
     return shown_lines(text, most=lines, secrets=[] if setup is None else setup.variables.values())
 
 
@@ -229,18 +240,16 @@ async def session_setup(handler: Handler, session_id: str) -> SavedSetup:
         raise forbidden("only the session itself gets its variables and script")
     found = None
     if session.state not in ENDED:
-        found = await handler.service.reader.read_store(
-            lambda store: Setups(store).get(asked.setup, asked.user)
-        )
+        found = await saved_setup(handler, session)
     if found is None:
         raise Problem(404, "no_setup", "this session has no variables or script of its own")
     return found
 
 
-def not_extended_words(why: NotExtended, session: Session, allowed: Extension) -> str:
-    """Return why a time limit stays, for the session's owner."""
-    extended, longest = duration(session.extended_s), duration(allowed.longest_s or 0)
-    return NOT_EXTENDED[why].format(extended=extended, longest=longest)
+async def saved_setup(handler: Handler, session: Session) -> SavedSetup | None:
+    """Return a session's own variables and script; None without any, or if they are no longer saved."""
+    asked = session.request
+    return await handler.service.reader.read_store(lambda store: Setups(store).get(asked.setup, asked.user))
 
 
 NOT_EXTENDED = {
@@ -322,14 +331,11 @@ async def audit_action(handler: Handler, session: Session, action: str, details:
 
 
 FIELDS = ("fgpu", "gpu_memory_mib", "compute_percent")
+MOST_AMOUNT = 10**9 - 1
 
 
 async def resize_session(handler: Handler, session_id: str, given: Mapping[str, object]) -> Session:
-    """Have the Hub resize a session, and return it as it is then: the Hub acts within a moment.
-
-    Raises:
-        Problem: it isn't possible, with what would work.
-    """
+    """Have the Hub resize a session, and return it as it is then: the Hub acts within a moment."""
     session = await handler.visible_session(session_id)
     if not may_resize(session, handler.viewer):
         raise forbidden(
@@ -391,16 +397,9 @@ def _amount(session: Session, given: Mapping[str, object]) -> Amount:
         if milli <= 0:
             raise bad_argument("fgpu", "must be above 0; end the session to give all of it back")
         return Amount(milli)
-    memory_mib = _whole(given, "gpu_memory_mib")
-    percent = _whole(given, "compute_percent") if given.get("compute_percent") is not None else None
+    memory_mib = whole_number("gpu_memory_mib", given["gpu_memory_mib"], least=1, most=MOST_AMOUNT)
     # A missing field keeps its value.
-    if percent is None and session.request.compute_percent is not None and "compute_percent" not in given:
-        percent = session.request.compute_percent
+    percent = given.get("compute_percent", session.request.compute_percent)
+    if percent is not None:
+        percent = whole_number("compute_percent", percent, least=1, most=MOST_AMOUNT)
     return Amount(0, memory_mib, percent)
-
-
-def _whole(given: Mapping[str, object], field: str) -> int:
-    value = given[field]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 10**9:
-        raise bad_argument(field, "must be a whole number above 0")
-    return value

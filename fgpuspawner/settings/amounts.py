@@ -15,7 +15,7 @@ from fgpu_scheduler import (
     FoundDevice,
     format_milli,
 )
-from fgpuspawner.settings.traits import LARGEST_MIB, Amount, Settings, Whole, milli
+from fgpuspawner.settings.traits import LARGEST_MIB, AmountTrait, Settings, Whole, milli
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 RESERVE_MIB = 512
@@ -47,11 +47,11 @@ class AmountSettings(Settings):
     default of ``watchdog_tolerance_mib``, but at most 1/32 of the GPU. There is no reserve on MIG instances, on GPUs with
     a memory that you or a cluster declare, and where ``max_shares_per_gpu`` is 1.
     """
-    fgpu_step = Amount("0.1").tag(example='"0.25"')
+    fgpu_step = AmountTrait("0.1").tag(example='"0.25"')
     """Step in which users choose fGPU, in the form and through the API."""
-    max_fgpu = Amount("").tag(example="2")
+    max_fgpu = AmountTrait("").tag(example="2")
     """Most fGPU in one session; empty: as many as a machine has."""
-    max_cpu = Amount("").tag(example="8")
+    max_cpu = AmountTrait("").tag(example="8")
     """Most CPU cores in one session; empty: the machine's."""
     max_memory_mib = Whole(0, min=MIN_MEMORY_MIB, max=LARGEST_MIB).tag(example="32768")
     """Most memory of one session in MiB; 0: the machine's."""
@@ -66,9 +66,9 @@ class AmountSettings(Settings):
 
     What is in it counts as the session's memory. PyTorch's data loaders end with "Bus error" where it is too small.
     """
-    default_fgpu = Amount("").tag(example='"0.5"')
+    default_fgpu = AmountTrait("").tag(example='"0.5"')
     """fGPU preselected in the form; empty: half a GPU, rounded down to the step."""
-    default_cpu = Amount("").tag(example="2")
+    default_cpu = AmountTrait("").tag(example="2")
     """CPU cores preselected; empty: the same part of the machine as the GPU."""
     default_memory_mib = Whole(0, min=MIN_MEMORY_MIB, max=LARGEST_MIB).tag(example="4096")
     """Memory in MiB preselected; 0: the same part of the machine as the GPU."""

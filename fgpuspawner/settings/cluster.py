@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from traitlets import Bool, Dict, Integer, List, Unicode, Union
 
@@ -21,7 +22,7 @@ from fgpu_scheduler import (
 from fgpuspawner.settings.amounts import AmountSettings
 from fgpuspawner.settings.nodes import (
     SIMULATED_MEMORY_MIB,
-    Machine,
+    MachineFacts,
     Spec,
     are_found_by_driver,
     check_node,
@@ -94,11 +95,7 @@ class ClusterSettings(AmountSettings):
     def groups_of(self, user: str, hub_groups: Collection[str]) -> tuple[str, ...]:
         """Return the resource groups that this user may use, in the administrator's order."""
         return tuple(
-            name
-            for name in self.resource_groups()
-            if not (rule := self.groups.get(name))
-            or user in rule.get("users", ())
-            or any(g in rule.get("hub_groups", ()) for g in hub_groups)
+            name for name in self.resource_groups() if admits(self.groups.get(name) or {}, user, hub_groups)
         )
 
     def node_ids(self) -> list[str]:
@@ -113,16 +110,16 @@ class ClusterSettings(AmountSettings):
     def _specs(self) -> Sequence[Spec]:
         return self.nodes or ([] if self.finds_nodes else [{"name": "local"}])
 
-    def discover_nodes(self, machines: Mapping[str, Machine | None] | None = None) -> tuple[Node, ...]:
+    def discover_nodes(self, machines: Mapping[str, MachineFacts | None] | None = None) -> tuple[Node, ...]:
         """Return the configured nodes with the GPUs that are there; none where the engine finds them.
 
         ``machines`` are what the nodes on other engines say of themselves, None for one that does not answer: that is
         LOST, with what is declared of it. Without it those nodes are left out.
         """
-        here: Machine | None = None
+        here: MachineFacts | None = None
         nodes: list[Node] = []
         for spec in () if self.finds_nodes else self._specs:
-            machine: Machine | None = this_machine()
+            machine: MachineFacts | None = this_machine()
             if spec.get("engine"):
                 if machines is None or spec["name"] not in machines:
                     continue
@@ -145,7 +142,7 @@ class ClusterSettings(AmountSettings):
         count = (0 if devices else 1) if wanted == "auto" else int(wanted)
         return SimulatedProbe(count, SIMULATED_MEMORY_MIB, node_id).devices() if count else devices
 
-    def node_of(self, name: str, machine: Machine | None) -> Node:
+    def node_of(self, name: str, machine: MachineFacts | None) -> Node:
         """Return a node that is another machine, as that says and as is configured; LOST where it is silent."""
         spec = next((spec for spec in self.nodes if spec["name"] == name), {"name": name})
         node = self._node(spec, machine)
@@ -158,9 +155,9 @@ class ClusterSettings(AmountSettings):
             )
         return node
 
-    def _node(self, spec: Spec, machine: Machine | None) -> Node:
+    def _node(self, spec: Spec, machine: MachineFacts | None) -> Node:
         name = spec["name"]
-        known = machine or Machine(0, 0)
+        known = machine or MachineFacts(0, 0)
         # What a cluster counts is the cluster's to divide.
         reserves = are_found_by_driver(spec) and not self.finds_nodes
         return Node(
@@ -198,7 +195,7 @@ class ClusterSettings(AmountSettings):
                 rule.values() if isinstance(rule, dict) and rule.keys() <= {"users", "hub_groups"} else [()]
             )
             for names_of in lists:
-                if not names_of or not isinstance(names_of, list | tuple) or not _are_texts(names_of):
+                if not are_names(names_of):
                     raise BadSettings(
                         f"c.FGPU.groups[{group!r}] is {rule!r}; use a dict with 'users' and 'hub_groups', each a list "
                         "of one name or more, or left out for all users"
@@ -231,8 +228,18 @@ class ClusterSettings(AmountSettings):
             )
 
 
-def _are_texts(values: Collection[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
+def admits(rule: Mapping[str, Any], user: str, hub_groups: Collection[str]) -> bool:
+    """Return whether a rule names the user or one of their Hub groups; one without names admits all users."""
+    if "users" not in rule and "hub_groups" not in rule:
+        return True
+    return user in rule.get("users", ()) or any(g in rule.get("hub_groups", ()) for g in hub_groups)
+
+
+def are_names(values: object) -> bool:
+    """Return whether this is a list of one name or more: an empty one could mean no user or all users."""
+    return (
+        isinstance(values, list | tuple) and bool(values) and all(isinstance(value, str) for value in values)
+    )
 
 
 def _is_name(name: object, form: re.Pattern[str] = NAME) -> bool:

@@ -14,7 +14,7 @@ from traitlets.config import Config
 from traitlets.config.loader import LazyConfigValue
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.settings.cluster import ClusterSettings
+from fgpuspawner.settings.folders import FolderSettings
 from fgpuspawner.settings.form import FormSettings
 from fgpuspawner.settings.images import ImageSettings
 from fgpuspawner.settings.isolation import DiskSettings, IsolationSettings
@@ -29,7 +29,7 @@ _asks_engine = ContextVar("fgpu_asks_engine", default=True)
 
 class FGPU(
     ServiceSettings,
-    ClusterSettings,
+    FolderSettings,
     QueueSettings,
     ImageSettings,
     FormSettings,
@@ -86,7 +86,8 @@ class FGPU(
         self._check_queue(groups)
         self._check_network()
         self._check_images()
-        self._check_form(groups)
+        self._check_folders(self.data_path())
+        self._check_form(groups, tuple(self.folders))
         return self
 
 

@@ -21,7 +21,7 @@ class FormSettings(Settings):
 
     Each is a dict with ``name`` and some of the form's options: ``image``, ``group``, ``fgpu`` (or
     ``gpu_memory_mib`` and ``compute_percent``), ``gpu_models`` (in order of preference), ``cpu``,
-    ``memory_mib``, ``count`` and ``time_limit``. Other fields of the form stay as they are, except that
+    ``memory_mib``, ``count``, ``folders`` and ``time_limit``. Other fields of the form stay as they are, except that
     ``image`` and ``group`` bring the fGPU, CPU and memory preselected with them. Users see only the presets
     that they may start.
 
@@ -33,7 +33,7 @@ class FormSettings(Settings):
         ]
     """
 
-    def _check_form(self, groups: Sequence[str]) -> None:
+    def _check_form(self, groups: Sequence[str], folders: Sequence[str]) -> None:
         """Check the presets without the images and the GPUs, which are not known yet."""
         names: list[str] = []
         for at, preset in enumerate(self.presets):
@@ -51,12 +51,12 @@ class FormSettings(Settings):
                     raise BadSettings(f"{where} has {key!r}; use name and {', '.join(PRESET_FIELDS)}")
             if len(preset) == 1:
                 raise BadSettings(f"{where} chooses nothing; add some of {', '.join(PRESET_FIELDS)}")
-            wrong = _wrong_values(preset, groups)
+            wrong = _wrong_values(preset, groups, folders)
             if wrong:
                 raise BadSettings(f"{where}: {wrong[0]}")
 
 
-def _wrong_values(preset: Mapping[str, object], groups: Sequence[str]) -> list[str]:
+def _wrong_values(preset: Mapping[str, object], groups: Sequence[str], folders: Sequence[str]) -> list[str]:
     given = Given(preset)
     for name in ("fgpu", "cpu", "gpu_memory_mib", "compute_percent", "memory_mib", "count"):
         if (given.amount(name, 1) if name in ("fgpu", "cpu") else given.maybe_whole(name)) == 0:
@@ -66,6 +66,7 @@ def _wrong_values(preset: Mapping[str, object], groups: Sequence[str]) -> list[s
         given.choice("group", groups, groups[0])
     if "gpu_models" in preset:
         given.models()
+    given.folders(folders)
     for name in ("image", "gpu_model"):
         if name in preset and (not isinstance(preset[name], str) or not preset[name]):
             given.refuse(name, "not_a_text", f"{short(preset[name])} is not a text")

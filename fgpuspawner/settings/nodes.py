@@ -22,7 +22,7 @@ SIMULATED_MEMORY_MIB = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineFacts:
     """What a machine says of itself; ``devices`` None where it cannot say which GPUs it has.
 
     Of a cluster's node (``found``) also what that says: its resource ``group``, None where none is named, and whether
@@ -76,8 +76,8 @@ def are_found_by_driver(spec: Spec) -> bool:
 
 
 def as_far_as_known(
-    machines: Mapping[str, Machine | None], specs: Sequence[Spec], known: Collection[str]
-) -> dict[str, Machine | None]:
+    machines: Mapping[str, MachineFacts | None], specs: Sequence[Spec], known: Collection[str]
+) -> dict[str, MachineFacts | None]:
     """Return the machines, None for one with a failing driver and GPUs that are ``known`` from before.
 
     That one is taken as it was last: a driver that fails on one machine must not keep the Hub from starting.
@@ -93,12 +93,12 @@ def as_far_as_known(
     return found
 
 
-def this_machine(devices: tuple[FoundDevice, ...] | None = None) -> Machine:
+def this_machine(devices: tuple[FoundDevice, ...] | None = None) -> MachineFacts:
     """Return what the Hub's own machine has."""
-    return Machine(1000 * (os.cpu_count() or 1), psutil.virtual_memory().total // 2**20, devices)
+    return MachineFacts(1000 * (os.cpu_count() or 1), psutil.virtual_memory().total // 2**20, devices)
 
 
-def gpus_of(spec: Spec, machine: Machine | None) -> Sequence[FoundDevice]:
+def gpus_of(spec: Spec, machine: MachineFacts | None) -> Sequence[FoundDevice]:
     """Return the GPUs of a node: those that are simulated or declared, or those that its machine's driver reports."""
     gpus, name = spec.get("gpus", "nvml"), spec["name"]
     if isinstance(gpus, dict):
@@ -161,7 +161,6 @@ def check_node(spec: Spec, where: str, *, elsewhere: bool = False) -> None:
 
 
 def _is_cpu(value: object) -> bool:
-    """Return whether this is a number of cores above 0, with at most three decimals."""
     try:
         return type(value) in (int, float) and parse_milli(str(value), field="cpu") > 0
     except BadAmount:

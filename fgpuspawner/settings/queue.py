@@ -44,10 +44,18 @@ Known = Mapping[str, int | type]
 """The keys of a dict, each with its type, or with the least number of seconds that it can be."""
 ACCOUNT = ("weight", "parent", "groups")
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000
-POLICY: Known = {"order": str, "placement": str, "longest_wait_s": 1, "half_life_s": 1}
+POLICY: Known = {"order": str, "longest_wait_s": 1, "half_life_s": 1}
+GONE_POLICY = ("placement", "backfill", "promises")
 RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "min_runtime_s": 1, "grace_s": 1, "keep_s": 10}
 PARK_TIMES = {"park_after_s": 10, "parked_for_s": 60}
-RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool, "park": str, **PARK_TIMES}
+RECLAIM: Known = {
+    **RECLAIM_TIMES,
+    "preempt": bool,
+    "requeue": bool,
+    "park": str,
+    **PARK_TIMES,
+    "park_opt_out": bool,
+}
 NEVER, WHEN_NEEDED, ALWAYS = PARK = ("never", "when needed", "always")
 PARK_AFTER_S = 600
 REMEDIES = {str: "use one of the words for it", bool: "use True or False"}
@@ -62,15 +70,14 @@ class QueueSettings(TimeoutSettings):
     """Policies, quotas, priorities, and what ends running sessions."""
 
     policies = Dict().tag(example='{"*": {"order": "fair-share"}, "class": {"order": "fifo"}}')
-    """Order of each resource group's queue, and placement of its sessions; "*" stands for the other groups.
+    """Order of each resource group's queue; "*" stands for the other groups.
 
     Each value is a dict with any of these keys; docs/administrator.md explains the words.
 
     - ``order``: "default", "fair-share", "drf", "fifo", "fifo-skip" or "lifo"
-    - ``placement``: "first-fit", "best-fit", "spread", "fgd" or "default"
     - ``longest_wait_s``: after an n-th of this wait a request for n GPUs goes to the front of its priority, and a place
-      is kept for it; default: a quarter of ``queue_timeout_s``, at most half of it
-    - ``half_life_s``: time in which past use loses half its weight, for orders that count it
+      is kept for it; default: a quarter of ``queue_timeout_s``, at most half of it. Not with "fifo"
+    - ``half_life_s``: time in which past use loses half its weight (7 days). With "default" and "fair-share"
     """
     accounts = Dict().tag(
         example='{"science": {"weight": 2}, "physics": {"parent": "science", "groups": ["physics"]}}'
@@ -124,6 +131,7 @@ class QueueSettings(TimeoutSettings):
       GPU memory goes to the machine's memory and its GPU to others, and its variables stay; it is not ended by
       ``idle_after_s`` then. See ``parked_memory_mib``
     - ``park_after_s``: how long its GPU is idle before it is parked (600)
+    - ``park_opt_out``: True: owners may choose that a session of theirs is never parked
     - ``parked_for_s``: a session that stays parked for this long is ended, after a warning
     """
     parked_memory_mib = Whole(0, max=LARGEST_MIB).tag(example="65536")
@@ -137,11 +145,14 @@ class QueueSettings(TimeoutSettings):
     """How often the owner of a session may extend its time limit."""
 
     def policy(self) -> Policy:
-        """Return how each resource group's queue is ordered and placed."""
+        """Return how each resource group's queue is ordered."""
         own: dict[str, GroupPolicy] = {}
         half_s = max(1, self.queue_timeout_s // 2)
         for group, words in {ANYBODY: {}, **self.policies}.items():
             where = f"c.FGPU.policies[{group!r}]"
+            for key in GONE_POLICY:
+                if isinstance(words, dict) and key in words:
+                    raise BadSettings(f"{where}[{key!r}] is gone; leave it out")
             _check_values(where, words, POLICY)
             if words.get("longest_wait_s", 0) > half_s:
                 raise BadSettings(
@@ -149,7 +160,7 @@ class QueueSettings(TimeoutSettings):
                     f"{self.queue_timeout_s}; make it at most {half_s}"
                 )
             try:
-                own[group] = group_policy(**{"longest_wait_s": max(1, half_s // 2), **words})
+                own[group] = group_policy(usual_wait_s=max(1, half_s // 2), **words)
             except BadSettings as e:
                 raise BadSettings(f"{where}: {e}") from None
         default, rules = own.pop(ANYBODY), self.rules()
@@ -207,7 +218,7 @@ class QueueSettings(TimeoutSettings):
         if park not in PARK:
             raise BadSettings(f"{where}['park'] is {park!r}; use {', '.join(map(repr, PARK))}")
         if park == NEVER:
-            for key in PARK_TIMES:
+            for key in (*PARK_TIMES, "park_opt_out"):
                 if key in words:
                     raise BadSettings(f"{where}[{key!r}] needs 'park' there: {WHEN_NEEDED!r} or {ALWAYS!r}")
             return {}

@@ -25,10 +25,7 @@ class ServiceSettings(Settings):
     service_url_for_sessions = Unicode().tag(example='"http://172.17.0.1:10880/services/fgpu/"')
     """URL under which sessions reach the service; empty: its own address and port."""
     site_name = Unicode("GPU sessions").tag(example='"Lab GPUs"')
-    """Name of this site in the header of all pages. For a logo of your own set ``c.JupyterHub.logo_file``.
-
-    .. versionadded:: 0.1
-    """
+    """Name of this site in the header of all pages. For a logo of your own set ``c.JupyterHub.logo_file``."""
     sessions_may_end_sessions = Bool(True).tag(example="False")
     """Let JupyterLab in a session end its owner's other sessions."""
     notice_command = List(Unicode()).tag(example='["/bin/sh", "/etc/fgpu/notice.sh"]')
@@ -36,23 +33,17 @@ class ServiceSettings(Settings):
 
     It runs when a session that has waited has started, will end soon, or has ended. docs/operations.md describes
     its input.
-
-    .. versionadded:: 0.1
     """
     meter_every_s = Integer(10, min=1, max=300).tag(example="5")
     """Seconds between the meter's reports on what sessions hold and use of their GPUs; 1 to 300.
 
     Readings of the GPUs are at least as often on average, also as ``watchdog_every_s`` and at least every 5 s. Pages
     show the latest. Totals are written to the database once a minute.
-
-    .. versionadded:: 0.1
     """
     history_days = Integer(365, min=0, max=36500).tag(example="90")
     """Days for which ended sessions and their log are kept; 0: always.
 
     Use by older sessions still counts for fair shares.
-
-    .. versionadded:: 0.1
     """
 
     def database_url(self) -> str:

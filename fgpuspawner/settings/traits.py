@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from traitlets import Bool, Dict, Enum, Integer, List, TraitError, TraitType, Unicode, Union
+from traitlets import Bool, Dict, Enum, Integer, List, TraitError, TraitType, Unicode
 from traitlets.config import Configurable
 
 from fgpu_scheduler import BadAmount, BadSettings, parse_milli
@@ -109,12 +109,6 @@ class Whole(Integer[int, int]):
         return value if value == self.default_value else super().validate(obj, value)
 
 
-def auto_or_mib() -> Union:
-    """Return a setting that is "auto", or MiB."""
-    choices = [Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)]
-    return Union(choices, default_value="auto").tag(remedy='use "auto" or MiB such as 400')
-
-
 class AbsolutePath(Unicode[str, str]):
     """An absolute path; "" is none."""
 
@@ -128,7 +122,7 @@ class AbsolutePath(Unicode[str, str]):
         return path
 
 
-class Amount(TraitType[Any, Any]):
+class AmountTrait(TraitType[Any, Any]):
     """An amount of fGPU or CPU: a number or text, kept as it is given. "" leaves it open where that is the default."""
 
     info_text = "a number such as 0.5"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import time
 import weakref
@@ -56,8 +57,9 @@ from fgpuspawner.engines.base import (
     LaunchFailed,
     LaunchSpec,
     Safeguard,
+    place_of,
 )
-from fgpuspawner.form.offer import CANNOT_START, LaunchRequest, Refused, asks_the_same
+from fgpuspawner.form.offer import CANNOT_START, LaunchRequest, RequestRefused, asks_the_same
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
 from fgpuspawner.hub.adoption import ENDED_KEY, SESSION_KEY, session_in, token_of
@@ -69,6 +71,7 @@ from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.base import IN_CONTAINER, Prepared
 from fgpuspawner.isolation.sealing import without_knobs
 from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.folders import SharedFolder
 from fgpuspawner.spawner import progress
 from fgpuspawner.spawner.failures import NEXT_STEP, REFUSED_NEXT, SHOW_IT, failed_html
 from fgpuspawner.spawner.further_sessions import FurtherSessions
@@ -83,6 +86,8 @@ OWN_TOKEN_S = 3600
 LOOPBACK = "127.0.0.1"
 MOST_WAITING_PAGES = 20
 """Waiting pages of one server that get events: each asks the scheduler's one thread at every change of the queue."""
+FOLDERS_VARIABLE = "FGPU_FOLDERS"
+"""Tells the server its shared folders: a JSON object from places in the home to paths (jupyterlab_fgpu.folders)."""
 KERNELS_VARIABLE = "FGPU_KERNELS"
 """Tells the server the kernels of its image: notebooks open on the first (jupyterlab_fgpu.kernelspecs)."""
 NO_EXTENSIONS = ("--LabApp.extra_labextensions_path=[]",)
@@ -146,6 +151,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         Raises:
             BadSettings: one line that names the setting and what would work.
         """
+        settings.check_folders_here(one_user=not cls.capabilities.own_root)
 
     @classmethod
     def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
@@ -224,6 +230,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         # First: the environment names these, and where the server listens.
         self.cpu_limit = self.cpu_guarantee = request.cpu_milli / 1000
         self.mem_limit = self.mem_guarantee = request.memory_mib * 2**20
+        shared = self._shared_folders(request)
+        paths = {f.at: place_of(f) if self.capabilities.own_root else f.path for f in shared}
         options = await self.engine_options(image)
         return LaunchSpec(
             session,
@@ -233,17 +241,30 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 *self.get_args(),
                 *(NO_EXTENSIONS if image.may_have_others_programs(self.user.name) else ()),
             ),
-            environment={**self.get_env(), KERNELS_VARIABLE: ",".join(image.kernels)},
+            environment={
+                **self.get_env(),
+                KERNELS_VARIABLE: ",".join(image.kernels),
+                **({FOLDERS_VARIABLE: json.dumps(paths)} if paths else {}),
+            },
             slice_environment=self._slice_environment(),
             prepared=prepared,
             devices=() if simulated else runtime.isolation.devices_of(session),
             folder=runtime.isolation.folder(session.id),
             port=self.port,
+            shared=shared,
             shared_memory_mib=request.memory_mib * runtime.settings.shared_memory_percent // 100,
             simulated=simulated,
             sudo=image.sudo or any(g in runtime.settings.sudo_groups for g in request.groups),
             options=options,
         )
+
+    def _shared_folders(self, request: Request) -> tuple[SharedFolder, ...]:
+        """Return the session's shared folders; raises LaunchFailed if one is no longer offered to the user."""
+        found = self.runtime.settings.folders_of(request.user, self.hub_groups, request.folders)
+        names = [folder.name for folder in found]
+        if (gone := next((name for name in request.folders if name not in names), None)) is not None:
+            raise LaunchFailed(f"folder {gone} is no longer offered to you; start again without it")
+        return found
 
     # -- start ----------------------------------------------------------------------------------------
 
@@ -292,10 +313,10 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 self.refuse_others_answer(wanted.image)
                 await self._accept_image(accepted)
             session = await self.runtime.queue.patiently(lambda: self._enqueue(wanted))
-        except (Refused, TooManyPending, SessionExists) as e:
+        except (RequestRefused, TooManyPending, SessionExists) as e:
             why = str(e)
             await self.runtime.queue.patiently(lambda: self._keep_or_end_waiting_request(why))
-            if isinstance(e, Refused):
+            if isinstance(e, RequestRefused):
                 show_refusals(e.refusals)
                 raise refusal(e) from None
             if isinstance(e, TooManyPending):
@@ -393,9 +414,10 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         """Take up this server's waiting request if it asks for the same, else queue a new one at the end."""
         scheduler = self.runtime.queue
         current = await scheduler.serving(self.user.name, self.name)
+        always = self.runtime.settings.folders_of(self.user.name, self.hub_groups, ())
         if (
             current is not None
-            and asks_the_same(current.own_request, wanted.for_server(self.name))
+            and asks_the_same(current.own_request, wanted.for_server(self.name), [f.name for f in always])
             and current.state not in UP
         ):
             self.log.info("%s takes up session %d again", self._log_name, current.id)
@@ -459,6 +481,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         ended = await self._known_end() or await self.runtime.engine.ended(self.session)
         if ended is None:
             return None
+        ended = ended.without_values(self.session)
         self.log.warning("Session %d of %s has ended: %s", self.session.id, self._log_name, ended.message)
         try:
             await self._end(self.session, ended.cause, ended.message, now=True)
@@ -679,7 +702,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         try:
             request = current.own_request
             parse_to_start(LaunchRequest.of(request).as_options(), self.offer(), request)
-        except Refused as e:
+        except RequestRefused as e:
             if any(refusal.code != CANNOT_START for refusal in e.refusals):
                 await self._end(current, EndCause.USER, why, now=True)
                 return

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from fgpu_scheduler import FGPUError, Refusal, Session
-from fgpuspawner.form.offer import LaunchRequest, Refused
+from fgpuspawner.form.offer import LaunchRequest, RequestRefused
 from fgpuspawner.spawner.launch_form import LaunchFormSpawner
 
 PAUSE_S = 0.05
@@ -36,7 +36,7 @@ class FurtherSessions:
             return []
         if not self._user.settings.get("allow_named_servers"):
             message = "count: only 1 session at a time, because named servers are not enabled"
-            raise Refused([Refusal("count", "no_named_servers", message, "1", "1")])
+            raise RequestRefused([Refusal("count", "no_named_servers", message, "1", "1")])
         free = self._spawner.further_names()
         names: list[str] = []
         while len(names) < count:
@@ -49,7 +49,7 @@ class FurtherSessions:
             message = (
                 f"count: {count + 1} sessions need {len(named)} named servers; the limit is {limit} per user"
             )
-            raise Refused([Refusal("count", "too_many_servers", message, str(limit))])
+            raise RequestRefused([Refusal("count", "too_many_servers", message, str(limit))])
         return names
 
     def spawn_all(self, wanted: LaunchRequest, sessions: Sequence[Session]) -> None:

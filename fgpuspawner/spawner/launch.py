@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ from fgpuspawner.engines.base import (
 )
 from fgpuspawner.hub.inherited import LOG_SAYS_WHY, UNFORESEEN
 from fgpuspawner.hub.runtime import Runtime
-from fgpuspawner.hub.session_probes import Verification
+from fgpuspawner.hub.session_probes import prove
 from fgpuspawner.hub.session_server import first_answer
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
@@ -149,24 +150,15 @@ class Launch:
 
     async def _wait_until_ready(self, spec: LaunchSpec, endpoint: Endpoint) -> None:
         """Wait until the server answers and its limits are proved, concurrently if possible; raise the first failure."""
-        settings = self._runtime.settings
-        verification = Verification(
-            self._engine,
-            self._runtime.isolation.backend_of(spec.session),
-            timeout_s=settings.verify_timeout_s,
-            data=settings.data_path(),
-        )
-
-        async def prove() -> None:
-            await verification.prove(spec.session, spec.prepared, endpoint, spec.slice_environment)
-
+        runtime = self._runtime
+        proof = functools.partial(prove, self._engine, runtime.isolation, runtime.settings, spec, endpoint)
         if not self._engine.capabilities.own_root:
             # A local process is limited by its environment, which the server's start can still change: verify afterwards.
             await self._answers(spec.session, endpoint)
-            await prove()
+            await proof()
             return
         answering = asyncio.ensure_future(self._answers(spec.session, endpoint))
-        verifying = asyncio.ensure_future(prove())
+        verifying = asyncio.ensure_future(proof())
         try:
             await asyncio.wait((answering, verifying), return_when=asyncio.FIRST_EXCEPTION)
             if not answering.done():
@@ -204,4 +196,4 @@ class Launch:
             await asyncio.sleep(LOOK_EVERY_S)
             ended = await self._engine.ended(session)
             if ended is not None:
-                return ended
+                return ended.without_values(session)

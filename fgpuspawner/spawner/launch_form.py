@@ -30,10 +30,10 @@ from fgpu_scheduler import (
 from fgpuspawner.form import page as form
 from fgpuspawner.form import ticket
 from fgpuspawner.form.advice import LOOKED_THROUGH, Advice, advice_by_image
-from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
+from fgpuspawner.form.offer import LaunchRequest, Offer, RequestRefused
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start, read_fields
 from fgpuspawner.form.own_setup import GIVEN
-from fgpuspawner.hub.hub_handlers import actor_name
+from fgpuspawner.hub.hub_handlers import actor_name, current_handler, current_login
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.images.frameworks import INSTALLING
 from fgpuspawner.spawner.failures import NEXT_STEP, end_words, last_end, last_failure
@@ -120,7 +120,7 @@ class LaunchFormSpawner(HasTraits):
         await self.runtime.ready()
         try:
             offer = self.offer()
-        except Refused as e:
+        except RequestRefused as e:
             return form.refusal_html(e)
         sent = _sent.get()
         recent = await self._recent([n for n in offer.nodes if n.resource_group in offer.groups])
@@ -159,14 +159,15 @@ class LaunchFormSpawner(HasTraits):
         if self._asked_by_owner(ACCEPT_IMAGE):
             return
         message = f"image: only {self.user.name} can accept {image}, on the page My images or with a start of their own"
-        raise Refused([Refusal("image", "others_answer", message)])
+        raise RequestRefused([Refusal("image", "others_answer", message)])
 
     def _asked_by_owner(self, *said: str) -> bool:
         """Return whether the current request is of the user, and its body has one of these names, if any."""
-        asker = None if self.handler is None else self.handler.current_user
+        handler = current_handler()
+        asker = None if handler is None else handler.current_user
         if asker is None or actor_name(asker, other_than=self.user.name) is not None:
             return False
-        return not said or any(name.encode() in self.handler.request.body for name in said)
+        return not said or any(name.encode() in handler.request.body for name in said)
 
     async def with_saved_setup(self, wanted: LaunchRequest) -> LaunchRequest:
         """Store the given variables and script, and return the request with the id of what is stored.
@@ -184,17 +185,17 @@ class LaunchFormSpawner(HasTraits):
         saved = await self.runtime.queue.patiently(read) if wanted.setup else None
         if wanted.setup and saved is None:
             message = "setup: it is no longer saved; give the variables and the script again"
-            raise Refused([Refusal("setup", "no_setup", message, nearest="0")])
+            raise RequestRefused([Refusal("setup", "no_setup", message, nearest="0")])
         if own is None:
             return wanted
         if not self._asked_by_owner(*GIVEN):
             message = f"variables: only {user} gives variables and a script to their own sessions"
-            raise Refused([Refusal("variables", "others_setup", message)])
+            raise RequestRefused([Refusal("variables", "others_setup", message)])
         before = {} if saved is None else saved.variables
         variables = {n: before.get(n) if value is None else value for n, value in own.variables.items()}
         if (missing := next((n for n, value in variables.items() if value is None), None)) is not None:
             message = f"variables: {missing} has no saved value; write {missing}=value"
-            raise Refused([Refusal("variables", "no_value", message)])
+            raise RequestRefused([Refusal("variables", "no_value", message)])
         values, now_s = {n: value for n, value in variables.items() if value is not None}, int(time.time())
         put = lambda: asyncio.to_thread(setups.put, user, values, own.script, now_s=now_s)  # noqa: E731
         return replace(wanted, setup=await self.runtime.queue.patiently(put), own=None)
@@ -237,8 +238,8 @@ class LaunchFormSpawner(HasTraits):
 
     def forecast_ticket(self) -> str:
         """Return the ticket with which this server's pages ask the service for forecasts; see `ticket`."""
-        login = "" if self.handler is None else self.handler.get_session_cookie() or ""
-        now_s = int(time.time())
+        # Not of `self.handler`: the waiting page may be of a later log-in than the start.
+        login, now_s = current_login(), int(time.time())
         return ticket.make(ticket.KEY, self.user.name, self.hub_groups, login=login, now_s=now_s)
 
     async def announcement(self) -> Notice | None:
@@ -311,7 +312,7 @@ class LaunchFormSpawner(HasTraits):
         sent = SentForm(form.first_of(said), by_link=True)
         try:
             parse_to_start(read_fields(said), self.offer())
-        except Refused as e:
+        except RequestRefused as e:
             sent.refusals = e.refusals
         _sent.set(sent)
         raise OnlyFilledIn
@@ -321,6 +322,8 @@ class LaunchFormSpawner(HasTraits):
         return self._read_form
 
     def _read_form(self, fields: dict[str, list[str]]) -> dict[str, object]:
+        # The token against forgery, which JupyterHub has checked, is no option.
+        fields = {name: values for name, values in fields.items() if name != "_xsrf"}
         _sent.set(SentForm(form.first_of(fields)))
         try:
             wanted, accepted = parse_to_start(read_fields(fields), self.offer())
@@ -328,7 +331,7 @@ class LaunchFormSpawner(HasTraits):
             # `start` stores them and takes them out of the options: here the asking user is not known yet.
             given = {} if own is None else {"variables": dict(own.variables), "script": own.script}
             return wanted.as_options() | given | ({ACCEPT_IMAGE: accepted} if accepted else {})
-        except Refused as e:
+        except RequestRefused as e:
             show_refusals(e.refusals)
             raise refusal(e, "; ".join(form.refusal_words(e))) from None
 
@@ -344,9 +347,13 @@ class OnlyFilledIn(Exception):
     jupyterhub_message = jupyterhub_html_message = ""
 
 
-def is_no_link(record: logging.LogRecord) -> bool:
-    """Return whether a log record of the Hub is no report of a link that only filled the form in."""
-    return not (record.exc_info and record.exc_info[0] is OnlyFilledIn)
+def without_tracebacks(record: logging.LogRecord) -> bool:
+    """Filter the Hub's log: a refused form is one line, and a link that only filled the form in is none."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, NotStarted):
+        words = f"{record.getMessage()}: {error.jupyterhub_message}"
+        record.msg, record.args, record.exc_info = " ".join(words.split()), None, None
+    return not isinstance(error, OnlyFilledIn)
 
 
 class NotStarted(SpawnException):  # type: ignore[misc]
@@ -359,7 +366,7 @@ class NotStarted(SpawnException):  # type: ignore[misc]
         self.jupyterhub_html_message = html
 
 
-def refusal(refused: Refused, message: str = "") -> NotStarted:
+def refusal(refused: RequestRefused, message: str = "") -> NotStarted:
     """Return the error for options that cannot be accepted; ``message`` replaces the text for the API."""
     return NotStarted(
         message or str(refused), reason=refused.refusals[0].code, html=form.refusal_html(refused)

@@ -11,7 +11,7 @@ from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.service.api.session_objects import start_words
 from fgpuspawner.service.model import Viewer, World
-from fgpuspawner.text.sessions import WITHDRAWN, amount_words
+from fgpuspawner.text.sessions import WITHDRAWN, amount_words, session_name
 
 EVENT_WITHIN_S = 6.0
 """A waiting page gets an event within this time: if nothing else, that the database does not answer."""
@@ -143,6 +143,7 @@ def _facts(
 ) -> dict[str, Any]:
     return {
         "session_id": session.id,
+        "name": session_name(session.request),
         "state": session.state.value,
         "amount": amount_words(session.request),
         "simulated": simulated,

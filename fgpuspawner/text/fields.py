@@ -54,6 +54,7 @@ FIELDS = {
         Field("time_limit_s", "Time limit", "", 3600),
         Field("priority", "Priority", is_optional=True),
         Field("name", "Name", is_optional=True),
+        Field("folders", "Folders", "folders {}", is_optional=True),
         Field("setup", "Saved variables and script", is_optional=True),
         Field("variables", "Variables", is_optional=True),
         Field("script", "Start script", is_optional=True),
@@ -104,18 +105,35 @@ class Given:
             problem = f"{short(self.raw[name])} is no name of a GPU model, nor a list of them"
             self.refuse(name, "not_a_text", problem)
             return ()
-        models = tuple(model.strip() for model in found)
-        unknown = [model for model in models if not model or (known is not None and model not in known)]
-        twice = next((model for at, model in enumerate(models) if model in models[:at]), None)
+        return self._once_each(name, "model", found, known)
+
+    def folders(self, known: Sequence[str]) -> tuple[str, ...]:
+        """Return the chosen folders, in the order of ``known``: a list of names, or a text with commas."""
+        found = self.raw.get("folders")
+        if isinstance(found, str):
+            found = [name for name in map(str.strip, found.split(",")) if name]
+        if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
+            if found is not None:
+                self.refuse("folders", "not_a_text", f"{short(found)} is no list of names of folders")
+            return ()
+        chosen = self._once_each("folders", "folder", found, known)
+        return tuple(name for name in known if name in chosen)
+
+    def _once_each(
+        self, field: str, what: str, found: Sequence[str], known: Sequence[str] | None
+    ) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in found)
+        unknown = [name for name in names if not name or (known is not None and name not in known)]
+        twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
         if unknown:
-            problem = f"there is no {short(unknown[0])}; choose one of {', '.join(known or ())}"
-            self.refuse(name, "unknown_choice", problem, nearest="")
+            instead = f"choose one of {', '.join(known)}" if known else "leave it out"
+            self.refuse(field, "unknown_choice", f"there is no {short(unknown[0])}; {instead}", nearest="")
         elif twice is not None:
-            nearest = joined(dict.fromkeys(models))
-            problem = f"{short(twice)} is named twice; name each model once: {nearest}"
-            self.refuse(name, "named_twice", problem, nearest=nearest)
+            nearest = joined(dict.fromkeys(names))
+            problem = f"{short(twice)} is named twice; name each {what} once: {nearest}"
+            self.refuse(field, "named_twice", problem, nearest=nearest)
         else:
-            return models
+            return names
         return ()
 
     def name(self) -> str:

@@ -50,5 +50,10 @@ def masked(line: str) -> str:
     return line
 
 
+def as_text(line: str) -> str:
+    """Return a line without terminal control characters, and without what looks like a password."""
+    return masked(_plain(line[:LONGEST_LINE]))
+
+
 def _plain(line: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line.expandtabs())

@@ -122,9 +122,7 @@ def fgpu_of(session: Session) -> str | None:
     """Return the requested fGPU, or what an exact amount came to; None while unknown."""
     if session.request.gpu_memory_mib is None:
         return format_milli(session.request.fgpu_milli)
-    if session.placement is None:
-        return None
-    return format_milli(sum(share.fgpu_milli for share in session.placement.shares))
+    return None if session.placement is None else format_milli(session.placement.fgpu_milli)
 
 
 def mib(amount: int) -> str:

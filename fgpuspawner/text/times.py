@@ -16,10 +16,14 @@ def instant(at_s: int, *, seconds: bool = True) -> str:
         return f"{at_s} s"
 
 
-def moment(at_s: int) -> str:
-    """Return an instant as escaped HTML: machine-readable, and in UTC for readers without scripts."""
+def moment(at_s: int, *, near: bool = False) -> str:
+    """Return an instant as escaped HTML: machine-readable, and in UTC for readers without scripts.
+
+    With ``near`` the pages' script also says how far from now it is: "14:20 (in 20 min)".
+    """
     at = datetime.fromtimestamp(at_s, UTC)
-    return f'<time datetime="{at:%Y-%m-%dT%H:%M:%SZ}">{at:%Y-%m-%d %H:%M} UTC</time>'
+    mark = " data-near" if near else ""
+    return f'<time datetime="{at:%Y-%m-%dT%H:%M:%SZ}"{mark}>{at:%Y-%m-%d %H:%M} UTC</time>'
 
 
 def cell(at_s: int | None) -> str | None:

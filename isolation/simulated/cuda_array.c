@@ -153,15 +153,6 @@ CALL(cuArrayDestroy, 2000, cuArrayDestroy, CUarray array)
     return CUDA_SUCCESS;
 }
 
-CALL(cuArray3DGetDescriptor, 3020, cuArray3DGetDescriptor_v2, CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array)
-{
-    ARRAY_OF(array);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = array->shape;
-    return CUDA_SUCCESS;
-}
-
 /* ---- mipmapped arrays --------------------------------------------------------------------------------------- */
 
 static size_t halved(size_t length)
@@ -214,16 +205,6 @@ CALL(cuMipmappedArrayCreate, 5000, cuMipmappedArrayCreate, CUmipmappedArray *out
     LOCKED; \
     if (!(mipmap) || (mipmap)->magic != MIPMAP) \
     return CUDA_ERROR_INVALID_HANDLE
-
-CALL(cuMipmappedArrayGetLevel, 5000, cuMipmappedArrayGetLevel, CUarray *out, CUmipmappedArray mipmap,
-     unsigned int level)
-{
-    MIPMAP_OF(mipmap);
-    if (!out || level >= mipmap->count)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = &mipmap->levels[level];
-    return CUDA_SUCCESS;
-}
 
 CALL(cuMipmappedArrayDestroy, 5000, cuMipmappedArrayDestroy, CUmipmappedArray mipmap)
 {

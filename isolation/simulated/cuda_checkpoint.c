@@ -70,16 +70,6 @@ CALL(cuCheckpointProcessGetState, 12080, cuCheckpointProcessGetState, int pid, C
     return CUDA_SUCCESS;
 }
 
-CALL(cuCheckpointProcessGetRestoreThreadId, 12080, cuCheckpointProcessGetRestoreThreadId, int pid, int *thread)
-{
-    SLOT(slot, pid);
-    (void)slot;
-    if (!thread)
-        return CUDA_ERROR_INVALID_VALUE;
-    *thread = pid;
-    return CUDA_SUCCESS;
-}
-
 /* Waits for what the process has in flight. In time or not at all. */
 CALL(cuCheckpointProcessLock, 12080, cuCheckpointProcessLock, int pid, CUcheckpointLockArgs *args)
 {

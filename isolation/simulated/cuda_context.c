@@ -49,7 +49,6 @@ static CUcontext fresh(struct device *device, unsigned flags)
     context->magic = CONTEXT;
     context->device = device;
     context->flags = flags;
-    context->api_version = 3020;
     context->id = atomic_fetch_add(&next_id, 1);
     memcpy(context->limits, first_limits, sizeof first_limits);
     stream_init(&context->legacy, context, 0, 0);
@@ -363,24 +362,6 @@ CALL(cuCtxGetDevice, 13000, cuCtxGetDevice_v2, CUdevice *device, CUcontext conte
     return device_of_context(device, context);
 }
 
-CALL(cuCtxGetFlags, 7000, cuCtxGetFlags, unsigned int *flags)
-{
-    CURRENT(context);
-    if (!flags)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = context->flags;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion, CUcontext given, unsigned int *version)
-{
-    ABOUT(context, given);
-    if (!version)
-        return CUDA_ERROR_INVALID_VALUE;
-    *version = context->api_version;
-    return CUDA_SUCCESS;
-}
-
 static CUresult synchronise(CUcontext given)
 {
     ABOUT(context, given);
@@ -436,16 +417,5 @@ CALL(cuCtxSetLimit, 3010, cuCtxSetLimit, CUlimit limit, size_t value)
     ledger_give(on, after < before ? before - after : 0);
     context->charged += after - before;
     context->limits[limit] = value;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange, int *least, int *greatest)
-{
-    CURRENT(context);
-    (void)context;
-    if (least)
-        *least = 0;
-    if (greatest)
-        *greatest = -5;
     return CUDA_SUCCESS;
 }

@@ -250,20 +250,6 @@ CALL(cuDeviceGetPCIBusId, 4010, cuDeviceGetPCIBusId, char *id, int size, CUdevic
     return CUDA_SUCCESS;
 }
 
-CALL(cuDeviceGetByPCIBusId, 4010, cuDeviceGetByPCIBusId, CUdevice *out, const char *id)
-{
-    unsigned domain = 0, bus = 0, place = 0;
-    READY();
-    if (!out || !id || (sscanf(id, "%x:%x:%x", &domain, &bus, &place) < 3 && sscanf(id, "%x:%x", &bus, &place) < 2))
-        return CUDA_ERROR_INVALID_VALUE;
-    for (int i = 0; i < device_count; i++)
-        if (domain == 0 && place == 0 && bus_of(&devices[i]) == bus) {
-            *out = i;
-            return CUDA_SUCCESS;
-        }
-    return CUDA_ERROR_INVALID_DEVICE;
-}
-
 /* What is the same on every simulated device: that of a large data-centre GPU. Attributes that are not named here
  * are 0: not supported. */
 static const int attributes[160] = {
@@ -316,21 +302,3 @@ CALL(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute, int *value, CUdevice_attr
     }
     return CUDA_SUCCESS;
 }
-
-struct properties {
-    int threads, block[3], grid[3], shared, constant, warp, pitch, registers, clock, alignment;
-};
-
-CALL(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer, int *out, CUdevice ordinal, CUdevice peer)
-{
-    DEVICE(device, ordinal);
-    (void)device;
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!device_of(peer))
-        return CUDA_ERROR_INVALID_DEVICE;
-    *out = 0;
-    return CUDA_SUCCESS;
-}
-
-/* ---- profiling: there is nothing to profile ------------------------------------------------------------- */

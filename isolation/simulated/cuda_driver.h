@@ -102,7 +102,6 @@ struct CUctx_st {
     bool destroyed, primary;
     struct device *device;
     unsigned flags;
-    unsigned api_version;
     unsigned long long id;
     CUgreenCtx green;
     uint64_t charged; /* device memory for itself */
@@ -131,10 +130,6 @@ struct CUfunc_st {
     CUmodule module;
     uint64_t duration_ns;
     int attributes[20];
-    unsigned parameter_count;
-    struct {
-        uint32_t offset, size;
-    } parameters[64];
     struct CUfunc_st *next;
 };
 

@@ -115,23 +115,6 @@ static CUgraphNodeParams kernel_v2(const CUDA_KERNEL_NODE_PARAMS *kernel)
         parameters = convert(kernel); \
         return add(out, graph, after, count, &parameters); \
     } \
-    CALL(cuGraphKernelNodeGetParams, version, cuGraphKernelNodeGetParams##v, CUgraphNode node, type *out) \
-    { \
-        NODE_OF(node, CU_GRAPH_NODE_TYPE_KERNEL); \
-        if (!out) \
-            return CUDA_ERROR_INVALID_VALUE; \
-        memcpy(out, &node->parameters.kernel, sizeof *out); \
-        return CUDA_SUCCESS; \
-    } \
-    CALL(cuGraphKernelNodeSetParams, version, cuGraphKernelNodeSetParams##v, CUgraphNode node, const type *kernel) \
-    { \
-        NODE_OF(node, CU_GRAPH_NODE_TYPE_KERNEL); \
-        CUgraphNodeParams parameters = {0}; \
-        if (!kernel) \
-            return CUDA_ERROR_INVALID_VALUE; \
-        parameters = convert(kernel); \
-        return change(node, &parameters); \
-    } \
     CALL(cuGraphExecKernelNodeSetParams, version, cuGraphExecKernelNodeSetParams##v, CUgraphExec exec, \
          CUgraphNode node, const type *kernel) \
     { \

@@ -12,11 +12,8 @@ struct CUdevResourceDesc_st {
 struct CUgreenCtx_st {
     enum magic magic;
     struct device *device;
-    CUdevResource resource;
     CUcontext context;
 };
-
-#define MIN_PART 8
 
 static CUresult whole(struct device *device, CUdevResource *out, CUdevResourceType type)
 {
@@ -25,8 +22,6 @@ static CUresult whole(struct device *device, CUdevResource *out, CUdevResourceTy
     memset(out, 0, sizeof *out);
     out->type = CU_DEV_RESOURCE_TYPE_SM;
     out->sm.smCount = device->machine->sm_count;
-    out->sm.minSmPartitionSize = MIN_PART;
-    out->sm.smCoscheduledAlignment = MIN_PART;
     return CUDA_SUCCESS;
 }
 
@@ -36,31 +31,6 @@ CALL(cuDeviceGetDevResource, 12040, cuDeviceGetDevResource, CUdevice ordinal, CU
     READY();
     struct device *device = device_of(ordinal);
     return device ? whole(device, out, type) : CUDA_ERROR_INVALID_DEVICE;
-}
-
-CALL(cuDevSmResourceSplitByCount, 12040, cuDevSmResourceSplitByCount, CUdevResource *out, unsigned int *groups,
-     const CUdevResource *input, CUdevResource *rest, unsigned int flags, unsigned int least)
-{
-    READY();
-    if (!groups || !input || input->type != CU_DEV_RESOURCE_TYPE_SM || flags & ~3u)
-        return CUDA_ERROR_INVALID_VALUE;
-    unsigned size = least < MIN_PART ? MIN_PART : (least + MIN_PART - 1) / MIN_PART * MIN_PART;
-    unsigned possible = input->sm.smCount / size;
-    unsigned count = out ? (*groups < possible ? *groups : possible) : possible;
-    if (!possible)
-        return (CUresult)915; /* CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION */
-    for (unsigned i = 0; out && i < count; i++) {
-        out[i] = *input;
-        out[i].sm.smCount = size;
-    }
-    if (rest) {
-        *rest = *input;
-        rest->sm.smCount = input->sm.smCount - count * size;
-        if (!rest->sm.smCount)
-            rest->type = CU_DEV_RESOURCE_TYPE_INVALID;
-    }
-    *groups = count;
-    return CUDA_SUCCESS;
 }
 
 /* A description is never given back: the interface has no call for it. */
@@ -101,7 +71,6 @@ CALL(cuGreenCtxCreate, 12040, cuGreenCtxCreate, CUgreenCtx *out, CUdevResourceDe
     }
     green->magic = GREEN;
     green->device = device;
-    green->resource = description->resource;
     *out = green;
     return CUDA_SUCCESS;
 }
@@ -128,20 +97,5 @@ CALL(cuCtxFromGreenCtx, 12040, cuCtxFromGreenCtx, CUcontext *out, CUgreenCtx gre
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
     *out = green->context;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGreenCtxStreamCreate, 12050, cuGreenCtxStreamCreate, CUstream *out, CUgreenCtx green, unsigned int flags,
-     int priority)
-{
-    GREEN_OF(green);
-    if (!out || flags != CU_STREAM_NON_BLOCKING)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUstream stream = malloc(sizeof *stream);
-    if (!stream)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    stream_init(stream, green->context, flags, priority);
-    stream->green = green;
-    *out = stream;
     return CUDA_SUCCESS;
 }

@@ -95,21 +95,18 @@ static size_t type_bytes(const char *type, size_t length)
     return bits >= 8 ? (size_t)bits / 8 : 0;
 }
 
-/* ".align 8 .b8 name[16]": what follows .param, .global or .const. */
-static bool declaration(const char **text, const char **name, size_t *length, size_t *bytes, size_t *align)
+/* ".align 8 .b8 name[16]": what follows .global or .const. */
+static bool declaration(const char *at, const char **name, size_t *length, size_t *bytes)
 {
-    const char *at = *text;
     size_t element = 0;
-    *align = 0;
     for (;;) {
         at += strspn(at, " \t\r\n");
         if (*at != '.')
             break;
         size_t word = 1 + name_length(at + 1);
         if (word == 6 && !strncmp(at, ".align", 6)) {
-            char *end;
-            *align = strtoul(at + 6, &end, 10);
-            at = end;
+            at += 6 + strcspn(at + 6, "0123456789");
+            at += strspn(at, "0123456789");
             continue;
         }
         if (type_bytes(at, word))
@@ -128,30 +125,7 @@ static bool declaration(const char **text, const char **name, size_t *length, si
         at = *end == ']' ? end + 1 : end;
         at += strspn(at, " \t");
     }
-    if (!*align)
-        *align = element ? element : 1;
-    *text = at;
     return *length && element;
-}
-
-static void read_parameters(struct CUfunc_st *function, const char *text)
-{
-    size_t offset = 0;
-    const char *end = strchr(text, ')');
-    text += strspn(text, " \t\r\n");
-    if (*text != '(' || !end)
-        return;
-    while ((text = strstr(text, ".param")) && text < end && function->parameter_count < 64) {
-        const char *name;
-        size_t length, bytes, align;
-        text += 6;
-        if (!declaration(&text, &name, &length, &bytes, &align))
-            return;
-        offset = (offset + align - 1) / align * align;
-        function->parameters[function->parameter_count].offset = (uint32_t)offset;
-        function->parameters[function->parameter_count++].size = (uint32_t)bytes;
-        offset += bytes;
-    }
 }
 
 static bool word_at(const char *text, const char *word)
@@ -163,9 +137,9 @@ static bool word_at(const char *text, const char *word)
 static void read_variable(CUmodule module, const char *text)
 {
     const char *name;
-    size_t length, bytes, align;
+    size_t length, bytes;
     struct variable *variable;
-    if (!declaration(&text, &name, &length, &bytes, &align) || !(variable = calloc(1, sizeof *variable)))
+    if (!declaration(text, &name, &length, &bytes) || !(variable = calloc(1, sizeof *variable)))
         return;
     variable->name = strndup(name, length);
     variable->bytes = bytes;
@@ -190,9 +164,7 @@ static CUresult read_ptx(CUmodule module, const char *text)
             continue;
         if (word_at(text, ".entry")) {
             const char *name = text + 6 + strspn(text + 6, " \t\r\n");
-            struct CUfunc_st *function = add_function(module, name, name_length(name));
-            if (function)
-                read_parameters(function, name + name_length(name));
+            add_function(module, name, name_length(name));
         } else if (word_at(text, ".global") || word_at(text, ".const")) {
             read_variable(module, text + name_length(text + 1) + 1);
         }
@@ -341,14 +313,6 @@ CALL(cuModuleUnload, 2000, cuModuleUnload, CUmodule module)
     return CUDA_SUCCESS;
 }
 
-CALL(cuModuleGetLoadingMode, 11070, cuModuleGetLoadingMode, int *mode)
-{
-    if (!mode)
-        return CUDA_ERROR_INVALID_VALUE;
-    *mode = 1; /* eager */
-    return CUDA_SUCCESS;
-}
-
 static CUresult get_function(struct CUfunc_st **out, CUmodule module, const char *name)
 {
     if (!out || !name)
@@ -428,26 +392,6 @@ static CUresult set_attribute(int attribute, int value, void *handle)
     return CUDA_SUCCESS;
 }
 
-static CUresult name_of(const char **out, void *handle)
-{
-    FUNCTION_OF(function, handle);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = function->name;
-    return CUDA_SUCCESS;
-}
-
-static CUresult parameter_of(void *handle, size_t index, size_t *offset, size_t *size)
-{
-    FUNCTION_OF(function, handle);
-    if (!offset || index >= function->parameter_count)
-        return CUDA_ERROR_INVALID_VALUE;
-    *offset = function->parameters[index].offset;
-    if (size)
-        *size = function->parameters[index].size;
-    return CUDA_SUCCESS;
-}
-
 CALL(cuFuncGetAttribute, 2020, cuFuncGetAttribute, int *out, CUfunction_attribute attribute, CUfunction function)
 {
     return get_attribute(out, (int)attribute, function);
@@ -456,16 +400,6 @@ CALL(cuFuncGetAttribute, 2020, cuFuncGetAttribute, int *out, CUfunction_attribut
 CALL(cuFuncSetAttribute, 9000, cuFuncSetAttribute, CUfunction function, CUfunction_attribute attribute, int value)
 {
     return set_attribute((int)attribute, value, function);
-}
-
-CALL(cuFuncGetName, 12030, cuFuncGetName, const char **out, CUfunction function)
-{
-    return name_of(out, function);
-}
-
-CALL(cuFuncGetParamInfo, 12040, cuFuncGetParamInfo, CUfunction function, size_t index, size_t *offset, size_t *size)
-{
-    return parameter_of(function, index, offset, size);
 }
 
 /* ---- libraries: modules of no context, whose kernels are functions everywhere --------------------------------------------- */
@@ -547,9 +481,4 @@ CALL(cuKernelSetAttribute, 12000, cuKernelSetAttribute, CUfunction_attribute att
 {
     (void)device;
     return set_attribute((int)attribute, value, kernel);
-}
-
-CALL(cuKernelGetParamInfo, 12040, cuKernelGetParamInfo, CUkernel kernel, size_t index, size_t *offset, size_t *size)
-{
-    return parameter_of(kernel, index, offset, size);
 }

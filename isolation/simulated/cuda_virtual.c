@@ -6,7 +6,6 @@
 #include <search.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,10 +17,7 @@ struct physical {
     struct device *device;
     size_t bytes;
     unsigned handles, mappings;
-    int file; /* -1: in the arena, at `offset` */
-    int64_t offset;
-    bool imported;
-    CUmemAllocationProp properties;
+    int64_t offset; /* in the arena */
 };
 
 struct reservation {
@@ -34,14 +30,11 @@ static struct reservation *reservations;
 static int arena = -1;
 static int64_t arena_end;
 
-static int memory_file(int64_t bytes)
+static bool arena_made(void)
 {
-    int file = (int)syscall(SYS_memfd_create, "simulated device memory", MFD_CLOEXEC_FLAG);
-    if (file >= 0 && ftruncate(file, (off_t)bytes) != 0) {
-        close(file);
-        file = -1;
-    }
-    return file;
+    if (arena < 0)
+        arena = (int)syscall(SYS_memfd_create, "simulated device memory", MFD_CLOEXEC_FLAG);
+    return arena >= 0 && ftruncate(arena, ARENA_BYTES) == 0;
 }
 
 static void *all; /* a tree of those that there are: a handle may be of one that is gone */
@@ -67,12 +60,8 @@ static void drop(struct physical *physical)
 {
     if (physical->handles || physical->mappings)
         return;
-    if (!physical->imported)
-        ledger_give(physical->device->machine, physical->bytes);
-    if (physical->file >= 0)
-        close(physical->file);
-    else
-        fallocate(arena, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset, (off_t)physical->bytes);
+    ledger_give(physical->device->machine, physical->bytes);
+    fallocate(arena, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset, (off_t)physical->bytes);
     tdelete(physical, &all, by_place);
     free(physical);
 }
@@ -102,31 +91,22 @@ CALL(cuMemCreate, 10020, cuMemCreate, CUmemGenericAllocationHandle *out, size_t 
     if (!out || !bytes || bytes % GRANULARITY || !properties || flags ||
         properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-        properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->requestedHandleTypes)
         return CUDA_ERROR_NOT_SUPPORTED;
     struct device *device = device_of(properties->location.id);
     if (!device)
         return CUDA_ERROR_INVALID_DEVICE;
     SAFE();
     LOCKED;
-    if (arena < 0 && (arena = memory_file(ARENA_BYTES)) < 0)
+    if (!arena_made())
         return CUDA_ERROR_OPERATING_SYSTEM;
     struct physical *physical = calloc(1, sizeof *physical);
     if (!physical || !ledger_take(device->machine, bytes)) {
         free(physical);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *physical = (struct physical){device, bytes, 1, 0, -1, arena_end, false, *properties};
-    if (properties->requestedHandleTypes && (physical->file = memory_file((int64_t)bytes)) < 0) {
-        ledger_give(device->machine, bytes);
-        free(physical);
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    }
-    if (physical->file >= 0)
-        physical->offset = 0;
-    else
-        arena_end += (int64_t)bytes;
+    *physical = (struct physical){device, bytes, 1, 0, arena_end};
+    arena_end += (int64_t)bytes;
     return publish(physical, out) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -244,8 +224,7 @@ CALL(cuMemMap, 10020, cuMemMap, CUdeviceptr start, size_t bytes, size_t offset, 
     if (!range)
         return CUDA_ERROR_INVALID_VALUE;
     void *address = (void *)(uintptr_t)start;
-    int file = physical->file >= 0 ? physical->file : arena;
-    if (mmap(address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file, physical->offset) == MAP_FAILED) {
+    if (mmap(address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, arena, physical->offset) == MAP_FAILED) {
         range_remove(range);
         return CUDA_ERROR_MAP_FAILED;
     }
@@ -312,46 +291,7 @@ CALL(cuMemSetAccess, 10020, cuMemSetAccess, CUdeviceptr start, size_t bytes, con
     return CUDA_SUCCESS;
 }
 
-/* ---- sharing with other processes ------------------------------------------------------------------------------------- */
-
-CALL(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle, void *out, CUmemGenericAllocationHandle handle,
-     CUmemAllocationHandleType type, unsigned long long flags)
-{
-    PHYSICAL_OF(physical, handle);
-    if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || physical->file < 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    int file = fcntl(physical->file, F_DUPFD_CLOEXEC, 0);
-    if (file < 0)
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    *(int *)out = file;
-    ledger_count_obstacle(1); /* for good, as another process may have it */
-    return CUDA_SUCCESS;
-}
-
 /* It stays the memory of who made it. */
-CALL(cuMemImportFromShareableHandle, 10020, cuMemImportFromShareableHandle, CUmemGenericAllocationHandle *out,
-     void *handle, CUmemAllocationHandleType type)
-{
-    CURRENT(context);
-    LOCKED;
-    struct stat status;
-    int given = (int)(intptr_t)handle;
-    if (!out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || syscall(SYS_fstat, given, &status) != 0 ||
-        status.st_size <= 0 || (uint64_t)status.st_size % GRANULARITY)
-        return CUDA_ERROR_INVALID_VALUE;
-    struct physical *physical = calloc(1, sizeof *physical);
-    int file = physical ? fcntl(given, F_DUPFD_CLOEXEC, 0) : -1;
-    if (file < 0) {
-        free(physical);
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    }
-    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                      .requestedHandleTypes = type,
-                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, context->device->ordinal}};
-    *physical = (struct physical){context->device, (size_t)status.st_size, 1, 0, file, 0, true, properties};
-    return publish(physical, out) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 /* ---- asking -------------------------------------------------------------------------------------------------------------- */
 
 CALL(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity, size_t *out,
@@ -364,5 +304,3 @@ CALL(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity, size_t
     *out = GRANULARITY;
     return CUDA_SUCCESS;
 }
-
-/* ---- multicast: needs several devices that are connected -------------------------------------------------------------------- */

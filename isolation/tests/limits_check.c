@@ -16,6 +16,8 @@ static void print_slots(const struct fgpu_device *device) {
     fputs(device->slot_count ? "" : "-", stdout);
     if (device->lending != 0)
         printf(" lending=%u most_percent=%u", device->lending, device->most_percent);
+    if (device->counts_code)
+        printf(" code_mib=%llu", (unsigned long long)(device->code_bytes / FGPU_MIB));
     putchar(';');
 }
 

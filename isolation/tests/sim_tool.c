@@ -5,12 +5,9 @@
  *   sim_tool steps          prints "ready"; for each line MIB of its input, the result of that allocation
  *   sim_tool info           prints free and total MiB
  *   sim_tool devices        prints each device's name and total MiB
- *   sim_tool init           prints the result of cuInit
- *   sim_tool closed MIB     allocates, closes every descriptor, allocates again, and prints free MiB
- *   sim_tool forked MIB     allocates, forks; prints the results of the child's calls */
+ *   sim_tool init           prints the result of cuInit */
 #include "sim_client.h"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 static void wait_for_end(void)
@@ -71,34 +68,6 @@ static void queue(const char *name, int count, int wait)
     printf("%.0f\n", (double)milliseconds * 1000);
 }
 
-static void closed(size_t bytes)
-{
-    CUdeviceptr address;
-    OK(cuMemAlloc_v2(&address, bytes));
-    for (int i = 3; i < 4096; i++)
-        close(i);
-    OK(cuMemAlloc_v2(&address, bytes));
-    OK(cuMemFree_v2(address));
-    printf("%zu\n", sim_free() / MIB);
-    wait_for_end();
-}
-
-static void forked(size_t bytes)
-{
-    CUdeviceptr address;
-    int status;
-    OK(cuMemAlloc_v2(&address, bytes));
-    fflush(stdout);
-    if (fork() == 0) {
-        printf("child %d %d %d\n", (int)cuInit(0), (int)cuMemAlloc_v2(&address, bytes), (int)cuMemFree_v2(address));
-        fflush(stdout);
-        _exit(0);
-    }
-    wait(&status);
-    printf("parent %zu\n", sim_free() / MIB);
-    wait_for_end();
-}
-
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
@@ -132,11 +101,7 @@ int main(int argc, char **argv)
         size_t left, total;
         OK(cuMemGetInfo_v2(&left, &total));
         printf("%zu %zu\n", left / MIB, total / MIB);
-    } else if (!strcmp(what, "closed"))
-        closed(strtoull(argv[2], NULL, 10) * MIB);
-    else if (!strcmp(what, "forked"))
-        forked(strtoull(argv[2], NULL, 10) * MIB);
-    else
+    } else
         return 2;
     return 0;
 }

@@ -7,9 +7,10 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from jupyter_core.paths import jupyter_path
+from jupyter_core.paths import ENV_JUPYTER_PATH, SYSTEM_JUPYTER_PATH
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.gateway.gateway_client import GatewayClient
@@ -23,6 +24,7 @@ from traitlets.config import LoggingConfigurable
 
 from .details import DetailsReader, kernels_of
 from .environment import NoService, read_service, read_slice
+from .folders import link_folders
 from .gpu_memory import GpuMemory
 from .kernel_socket import KernelSocket
 from .kernelspecs import KernelSpecs, first_kernel, named_kernels
@@ -33,6 +35,7 @@ from .status import SharedRead, StatusReader
 
 NVML_TIMEOUT_S = 2.0
 MOST_DIGITS = 9
+ACTIONS = ("stop", "keep", "extend", "park", "wake", "never-park", "may-park", "rename", "resize")
 
 
 class FGPUStatus(LoggingConfigurable):
@@ -110,9 +113,15 @@ class FGPUStatus(LoggingConfigurable):
 
 class _Handler(APIHandler):
     auth_resource = "fgpu"
+    # Open tabs poll: counting that as activity would keep idle servers alive.
+    _track_activity = False
 
     def initialize(self, status: FGPUStatus) -> None:
         self.status = status
+
+    def reply(self, body: dict[str, Any]) -> None:
+        self.set_header("Cache-Control", "no-store")
+        self.finish(json.dumps(body))
 
 
 class StatusHandler(_Handler):
@@ -121,23 +130,17 @@ class StatusHandler(_Handler):
     With `?details=1` it also has `details` (jupyterlab_fgpu.details).
     """
 
-    # Every open tab polls it: counting it as activity would keep idle servers alive.
-    _track_activity = False
-
     @web.authenticated
     @authorized
     async def get(self) -> None:
         payload = await self.status.payload()
         if self.get_query_argument("details", "") == "1":
             payload["details"] = await self.status.shared_details.get()
-        self.set_header("Cache-Control", "no-store")
-        self.finish(json.dumps(payload))
+        self.reply(payload)
 
 
 class ExplainHandler(_Handler):
     """`GET fgpu/api/explain?tried_mib=512`: the cause of an out-of-memory error, and what helps."""
-
-    _track_activity = False
 
     @web.authenticated
     @authorized
@@ -145,23 +148,19 @@ class ExplainHandler(_Handler):
         text = self.get_query_argument("tried_mib", "")
         if text and not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
             raise web.HTTPError(400, f"tried_mib is {text[:20]!r}; it must be a whole number of MiB")
-        found = await self.status.explanation(int(text) if text else None)
-        self.set_header("Cache-Control", "no-store")
-        self.finish(json.dumps(found))
+        self.reply(await self.status.explanation(int(text) if text else None))
 
 
 class InputHandler(_Handler):
-    """`fgpu/api/input`: when keyboard or pointer were last used. POST says: now.
+    """`fgpu/api/input`: the time of the last use of keyboard or pointer. POST sets it to now.
 
-    Requests of a tab do not show that: an open tab sends many without its user.
+    An open tab sends many other requests without its user.
     """
-
-    _track_activity = False
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        self.finish(json.dumps({"input_at_s": self.status.input_at_s}))
+        self.reply({"input_at_s": self.status.input_at_s})
 
     @web.authenticated
     @authorized
@@ -170,51 +169,61 @@ class InputHandler(_Handler):
         await self.get()
 
 
+class ScriptHandler(_Handler):
+    """`POST fgpu/api/script`: the user was told of the failed start script, so no browser tells it again."""
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        own = self.status.own_setup
+        if own is not None and own.script is not None and own.script["state"] == "failed":
+            own.script = None
+        self.reply({})
+
+
 class SessionHandler(_Handler):
     """`POST fgpu/api/sessions/{id}/ACTION`: pass a user's request about a session to the service.
 
     `stop` ends or cancels it, `keep` keeps an idle session that is about to be ended, `extend`
-    extends its time limit, `park` gives its GPU to others, `wake` asks for it again. `resize` takes
-    the amount as the service does, in JSON; its answer comes within some seconds, once the session
-    has the amount or keeps its old one. The answer is the session, or the service's own status and
-    error object.
+    extends its time limit, `park` gives its GPU to others, `wake` asks for it again. `rename` takes
+    a `name`, and `resize` the amount as the service does, in JSON; its answer comes within some
+    seconds, once the session has the amount or keeps its old one. The answer is the session, or the
+    service's own status and error object.
     """
+
+    _track_activity = True
 
     @web.authenticated
     @authorized
     async def post(self, session_id: str, action: str) -> None:
         try:
-            amount = self.get_json_body() if action == "resize" else {}
-            if not isinstance(amount, dict):
-                raise Refused("bad_argument", 'Send an amount, such as {"fgpu": "0.5"}.', status=400)
-            session = await self.status.reader.act(action, int(session_id), amount)
+            sent = self.get_json_body() if action in ("resize", "rename") else {}
+            if not isinstance(sent, dict):
+                raise Refused("bad_argument", 'Send an object, such as {"fgpu": "0.5"}.', status=400)
+            session = await self.status.reader.act(action, int(session_id), sent)
         except ServiceError as error:
             self.set_status(error.status)
             body = {"code": error.code, "field": error.field, "message": error.message}
-            self.finish(json.dumps({"error": body}))
+            self.reply({"error": body})
             return
         finally:
             self.status.shared.forget()
         self.set_status(202 if action == "stop" else 200)
-        self.finish(json.dumps({"session": session}))
+        self.reply({"session": session})
 
 
 class ProofHandler(_Handler):
-    """`fgpu/api/proof`: what fgpu-verify last found (jupyterlab_fgpu.proof). POST runs it."""
-
-    # A tab that waits for the result asks every second.
-    _track_activity = False
+    """`fgpu/api/proof`: the last result of fgpu-verify (jupyterlab_fgpu.proof). POST runs it."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        self.set_header("Cache-Control", "no-store")
-        self.finish(json.dumps(self.status.proof.last_run()))
+        self.reply(self.status.proof.last_run())
 
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        self.finish(json.dumps(self.status.proof.begin()))
+        self.reply(self.status.proof.begin())
 
 
 class KernelFileHandler(KernelSpecResourceHandler):  # type: ignore[misc]
@@ -260,13 +269,15 @@ def keep_home_out(server_app: Any) -> None:
     named = "kernel_spec_manager_class" in server_app.config.ServerApp
     if not named and not GatewayClient.instance(parent=server_app).gateway_enabled:
         server_app.kernel_spec_manager_class = KernelSpecs
-    # Templates are programs. By default nbconvert also looks for them in the working folder.
-    templates = server_app.config.TemplateExporter
-    templates.extra_template_basedirs = []
-    templates.template_data_paths = jupyter_path("nbconvert", "templates")
+    # Templates are programs. By default nbconvert also looks for them in the working folder, ...
+    server_app.config.TemplateExporter.extra_template_basedirs = []
     with contextlib.suppress(ImportError):
-        from nbconvert.exporters import base  # noqa: PLC0415
+        from nbconvert.exporters import base, templateexporter  # noqa: PLC0415
 
+        # ... in the home, and where JUPYTER_PATH leads, which may be where users install.
+        exporter = templateexporter.TemplateExporter
+        exporter.get_prefix_root_dirs = lambda _: [*ENV_JUPYTER_PATH, *SYSTEM_JUPYTER_PATH]
+        exporter.template_data_paths.default_args = ([],)
         # A notebook's metadata may name any object of any module as its exporter.
         base.import_item = _import_nothing
     with contextlib.suppress(ImportError):
@@ -305,13 +316,15 @@ def load(server_app: Any) -> None:
         "explain": ExplainHandler,
         "input": InputHandler,
         "proof": ProofHandler,
+        "script": ScriptHandler,
         # At most 18 digits: the service's database holds no longer id.
-        "sessions/([0-9]{1,18})/(stop|keep|extend|park|wake|resize)": SessionHandler,
+        f"sessions/([0-9]{{1,18}})/({'|'.join(ACTIONS)})": SessionHandler,
     }
     own = [(f"{base}/{path}", handler, {"status": status}) for path, handler in handlers.items()]
     files = [(url_path_join(root, path), KernelFileHandler) for path, _ in kernel_files]
     server_app.web_app.add_handlers(".*$", [*files, *own])
     offer_kernels(server_app)
+    link_folders(Path.home(), server_app.log)
     if os.environ.get(VARIABLE):
         slice_ = read_slice(os.environ)
         status.own_setup = OwnSetup(

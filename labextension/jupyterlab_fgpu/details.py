@@ -64,7 +64,7 @@ class DetailsReader:
         """Return `history`, `processes` and `advice` of this session."""
         return {
             "history": await self._history(session),
-            "processes": await self._processes(used),
+            "processes": held_by(used, await self._kernels()),
             "advice": await self._current_advice(session),
         }
 
@@ -83,7 +83,7 @@ class DetailsReader:
             "limit_mib": limit_mib,
             "used_mib": used_mib,
             "tried_mib": tried_mib,
-            "processes": await self._processes(used),
+            "processes": held_by(used, await self._kernels()),
             "larger": await self._larger(session, used_mib, tried_mib),
         }
 
@@ -95,9 +95,6 @@ class DetailsReader:
         except ServiceError:
             # An older service has none; that the service is gone is told by the status.
             return None
-
-    async def _processes(self, used: tuple[Used, ...]) -> list[dict[str, Any]]:
-        return held_by(used, await self._kernels())
 
     async def _current_advice(self, session: Session | None) -> str | None:
         if self._client is None or session is None or session["image"] is None or self._ran_out:

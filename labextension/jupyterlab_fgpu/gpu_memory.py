@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import importlib
+import ctypes
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import NamedTuple
 
-MIB = 1024 * 1024
+from . import smi
+
 # The inode number of the first PID namespace (PROC_PID_INIT_INO in Linux).
 HOST_PID_NAMESPACE = 0xEFFFFFFC
 
@@ -55,12 +56,10 @@ class GpuMemory:
         session_id: int | None,
         timeout_s: float,
         proc: Path = Path("/proc"),
-        load_nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
     ) -> None:
         self._session_id = session_id
         self._timeout_s = timeout_s
         self._proc = proc
-        self._load_nvml = load_nvml
         self._running: concurrent.futures.Future[list[Used]] | None = None
 
     async def sample(self, devices: Sequence[Device]) -> list[Used]:
@@ -90,34 +89,31 @@ class GpuMemory:
 
     def _read(self, devices: Sequence[Device]) -> list[Used]:
         try:
-            nvml = self._load_nvml()
-        except ImportError:
-            return [Used(None, "nvidia-ml-py is not installed in this image") for _ in devices]
-        try:
-            nvml.nvmlInit()
-        except nvml.NVMLError as error:
-            return [Used(None, f"no NVIDIA driver answers here ({error})") for _ in devices]
+            nvml = smi.Nvml()
+        except smi.NvmlError as error:
+            return [Used(None, f"no NVIDIA driver answers here ({error.text})") for _ in devices]
         try:
             return [self._read_device(nvml, device) for device in devices]
         finally:
             # NVML counts initialisations; staying initialised would keep a lost GPU's handle.
-            nvml.nvmlShutdown()
+            nvml.close()
 
-    def _read_device(self, nvml: Any, device: Device) -> Used:
+    def _read_device(self, nvml: smi.Nvml, device: Device) -> Used:
         try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(device.uuid)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            if device.memory_mib is not None and memory.total // MIB == device.memory_mib:
-                return Used(_round_up(memory.used), None, self._listed(nvml, handle))
+            uuid = device.uuid.encode()
+            handle = nvml.fill(ctypes.c_void_p, "nvmlDeviceGetHandleByUUID", uuid)
+            if device.memory_mib is not None and smi.memory_of("total")(nvml, handle) == device.memory_mib:
+                used_mib = smi.memory_of("used")(nvml, handle)
+                return Used(used_mib, None, self._listed(nvml, handle))
             processes = _processes(nvml, handle)
-        except nvml.NVMLError as error:
-            return Used(None, f"the GPU driver says: {error}")
+        except smi.NvmlError as error:
+            return Used(None, f"the GPU driver says: {error.text}")
         return self._of_this_session(processes)
 
-    def _listed(self, nvml: Any, handle: Any) -> tuple[Process, ...]:
+    def _listed(self, nvml: smi.Nvml, handle: ctypes.c_void_p) -> tuple[Process, ...]:
         try:
             return tuple(p for p in _processes(nvml, handle) if self._is_mine(p.pid))
-        except nvml.NVMLError:
+        except smi.NvmlError:
             # The amount in use is known without them.
             return ()
 
@@ -147,12 +143,6 @@ class GpuMemory:
         return f"FGPU_SESSION_ID={self._session_id}".encode() in environ.split(b"\0")
 
 
-def _processes(nvml: Any, handle: Any) -> list[Process]:
-    return [
-        Process(p.pid, None if p.usedGpuMemory is None else _round_up(p.usedGpuMemory))
-        for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    ]
-
-
-def _round_up(used_bytes: int) -> int:
-    return -(-used_bytes // MIB)
+def _processes(nvml: smi.Nvml, handle: ctypes.c_void_p) -> list[Process]:
+    listed = smi.list_processes(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+    return [Process(p.pid, smi.mib_of(p.used)) for p in listed]

@@ -49,21 +49,18 @@ class Reading(NamedTuple):
 
 def read() -> Reading:
     """Return what is known at this moment; takes at most a few seconds."""
-    env = os.environ
-    amount = env.get("FGPU_AMOUNT", "").strip()
-    session_id = env.get("FGPU_SESSION_ID", "")
-    percent = env.get("FGPU_COMPUTE_PERCENT", "")
-    limit = env.get("FGPU_MEMORY_MIB", "")
+    amount = os.environ.get("FGPU_AMOUNT", "").strip()
+    limit_mib = _number("FGPU_MEMORY_MIB")
     used, total, gpus, processes, trouble = _read_gpu()
     sm, others, queue = _read_service()
     return Reading(
         at_s=int(time.time()),
-        session_id=int(session_id) if session_id.isdigit() else None,
+        session_id=_number("FGPU_SESSION_ID"),
         amount="{} fGPU".format(amount) if amount else None,
-        simulated=env.get("FGPU_SIMULATED", "") == "1",
-        limit_mib=int(limit) if limit.isdigit() else total,
+        simulated=os.environ.get("FGPU_SIMULATED", "") == "1",
+        limit_mib=total if limit_mib is None else limit_mib,
         used_mib=used,
-        entitled_percent=int(percent) if percent.isdigit() else None,
+        entitled_percent=_number("FGPU_COMPUTE_PERCENT"),
         sm_percent=sm,
         gpus=gpus,
         processes=processes,
@@ -71,6 +68,11 @@ def read() -> Reading:
         queue=queue,
         trouble=trouble,
     )
+
+
+def _number(variable: str) -> Optional[int]:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
 
 
 Gpu = Tuple[Optional[int], Optional[int], List[str], Union[List[Held], str], Optional[str]]
@@ -85,21 +87,15 @@ def _read_gpu() -> Gpu:
         why = "this kernel is in no fGPU session"
         return None, None, [], why, why
     try:
-        nvml = smi.Nvml()
+        found = smi.read_once(None)
     except smi.NvmlError as error:
         return None, None, [], str(error), str(error)
-    try:
-        found = smi.read_all(nvml, None)
-    except smi.NvmlError as error:
-        return None, None, [], str(error), str(error)
-    finally:
-        nvml.close()
     used, total = [_sum(g.values["memory." + kind] for g in found.gpus) for kind in ("used", "total")]
     names = ["{}, {}".format(g.values["name"], g.values["uuid"]) for g in found.gpus]
     trouble = "; ".join(found.problems) or None
-    limit = os.environ.get("FGPU_MEMORY_MIB", "")
-    above = total is not None and limit.isdigit() and total > int(limit)
-    if above or not all(smi.is_own(g) for g in found.gpus):
+    limit_mib = _number("FGPU_MEMORY_MIB")
+    is_above = total is not None and limit_mib is not None and total > limit_mib
+    if is_above or not all(smi.is_own(g) for g in found.gpus):
         # Other sessions' memory would look like this session's.
         why = "not known: the driver shows the whole GPU here, and not this session's share"
         return None, None, names, why, trouble

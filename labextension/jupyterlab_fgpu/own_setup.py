@@ -31,7 +31,8 @@ class OwnSetup:
         self._reading: asyncio.Future[None] | None = None
         #: Empty until they were read.
         self.variables: dict[str, str] = {}
-        #: Of the script, for the browser: "running", "done" or "failed", with its exit status.
+        #: Of the script, for the browser: "running", "done" or "failed", with its exit status; None
+        #: without one, and once a failure was told.
         self.script: dict[str, Any] | None = None
 
     def begin(self) -> asyncio.Future[None]:

@@ -86,8 +86,14 @@ def _value(schema: dict[str, Any], raw: Any, name: str) -> Any:
     if kind == "array":
         return [_value(schema["items"], one, name) for one in raw]
     if kind == "object":
-        return {key: _value(own, raw.get(key), key) for key, own in schema["properties"].items()}
+        given = {**defaults(schema), **raw}
+        return {key: _value(own, given.get(key), key) for key, own in schema["properties"].items()}
     return raw
+
+
+def defaults(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what stands for fields that an older service does not have yet."""
+    return {key: own["default"] for key, own in schema["properties"].items() if "default" in own}
 
 
 def is_mine(raw: Any) -> bool:
@@ -155,13 +161,15 @@ class ServiceClient:
 
     async def stop(self, session_id: int) -> Session:
         """End or cancel a session with this server's rights, and return it as it is then."""
-        answer = await self._call("DELETE", f"sessions/{session_id}")
-        return parse("Session", answer.get("session"))
+        return await self._session("DELETE", session_id)
 
-    async def ask_for(self, wish: str, session_id: int) -> Session:
-        """Ask for `keep`, `extend`, `park` or `wake`, and return the session as it is then."""
-        answer = await self._call("POST", f"sessions/{session_id}/{wish}")
-        return parse("Session", answer.get("session"))
+    async def request(self, action: str, session_id: int) -> Session:
+        """Ask for something, such as `keep` or `park`, and return the session as it is then."""
+        return await self._session("POST", session_id, f"/{action}")
+
+    async def rename(self, session_id: int, name: object) -> Session:
+        """Give a session of the user another name, and return it."""
+        return await self._change(session_id, {"name": name})
 
     async def setup(self, session_id: int) -> dict[str, Any]:
         """Return the session's own ``variables`` by name, and its start ``script``."""
@@ -178,18 +186,11 @@ class ServiceClient:
         If the Hub takes longer than some seconds, the request stays. Raises Refused if the
         session keeps its amount.
         """
-        try:
-            answer = await self._call("PATCH", f"sessions/{session_id}", amount)
-        except Refused as error:
-            # Without its option's name, which Lab does not use.
-            text = error.message.removeprefix(f"{error.field}: ")
-            raise Refused(error.code, text, status=error.status, field=error.field) from None
-        session = parse("Session", answer.get("session"))
+        session = await self._change(session_id, amount)
         end_s = time.monotonic() + RESIZED_WITHIN_S
-        while _is_asked(session) and time.monotonic() < end_s:
+        while (session["resize"] or {}).get("state") == "ASKED" and time.monotonic() < end_s:
             await asyncio.sleep(LOOK_EVERY_S)
-            answer = await self._call("GET", f"sessions/{session_id}")
-            session = parse("Session", answer.get("session"))
+            session = await self._session("GET", session_id)
         resize = session["resize"]
         if resize is None:
             raise Refused("not_resized", "The session has ended.", status=409)
@@ -197,6 +198,20 @@ class ServiceClient:
             text = resize["message"] or "The session keeps what it has."
             raise Refused("not_resized", text, status=409)
         return session
+
+    async def _change(self, session_id: int, sent: Mapping[str, Any]) -> Session:
+        try:
+            return await self._session("PATCH", session_id, sent=sent)
+        except Refused as error:
+            # Without its option's name, which Lab does not use.
+            text = error.message.removeprefix(f"{error.field}: ")
+            raise Refused(error.code, text, status=error.status, field=error.field) from None
+
+    async def _session(
+        self, method: str, session_id: int, action: str = "", sent: Mapping[str, Any] | None = None
+    ) -> Session:
+        answer = await self._call(method, f"sessions/{session_id}{action}", sent)
+        return parse("Session", answer.get("session"))
 
     def _client(self) -> AsyncHTTPClient:
         if self._http is None:
@@ -241,10 +256,6 @@ class ServiceClient:
             return None
 
 
-def _is_asked(session: Session) -> bool:
-    return session["resize"] is not None and session["resize"]["state"] == "ASKED"
-
-
 def _no_answer(error: Exception) -> Unreachable:
     # Only the kind of failure: the text of a connection error may contain addresses.
     if isinstance(error, HTTPTimeoutError):
@@ -255,10 +266,8 @@ def _no_answer(error: Exception) -> Unreachable:
 def _error(status: int, body: Any) -> ServiceError:
     given = body.get("error") if isinstance(body, dict) else None
     given = given if isinstance(given, dict) else {}
-    code, message, field = given.get("code"), given.get("message"), given.get("field")
-    code = code if isinstance(code, str) else None
-    message = message if isinstance(message, str) else None
-    field = field if isinstance(field, str) else None
+    texts = {name: value for name, value in given.items() if isinstance(value, str)}
+    code, message, field = map(texts.get, ("code", "message", "field"))
     if status in (401, 403):
         text = message or "The fGPU service does not accept this server's token."
         return Forbidden(code or "forbidden", text, status=403, field=field)

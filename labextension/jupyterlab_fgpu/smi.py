@@ -336,6 +336,15 @@ def read_all(nvml: Nvml, wanted: Optional[List[str]]) -> Reading:
     return Reading(driver, cuda, gpus, None if limits is None else limits.session, problems)
 
 
+def read_once(wanted: Optional[List[str]]) -> Reading:
+    """Initialise NVML, read everything, and end NVML; raises NvmlError."""
+    nvml = Nvml()
+    try:
+        return read_all(nvml, wanted)
+    finally:
+        nvml.close()
+
+
 def problems_of(gpu: Gpu) -> List[str]:
     """Return a line for each unreadable value, and one for a total that is not the share's."""
     parts = [*gpu.values.items(), ("processes", gpu.processes)]  # type: List[Tuple[str, Any]]
@@ -372,9 +381,13 @@ def read_processes(nvml: Nvml, gpu: ctypes.c_void_p) -> List[Process]:
     sm = read_percents(nvml, gpu) if found else {}
     processes = []
     for pid, (kinds, used) in sorted(found.items()):
-        mib = None if used == NOT_AVAILABLE else -(-used // MIB)
-        processes.append(Process(pid, kinds, process_name(pid), mib, sm.get(pid)))
+        processes.append(Process(pid, kinds, process_name(pid), mib_of(used), sm.get(pid)))
     return processes
+
+
+def mib_of(used: int) -> Optional[int]:
+    """Return a process's memory in MiB, rounded up, or None if the driver does not say."""
+    return None if used == NOT_AVAILABLE else -(-used // MIB)
 
 
 def read_percents(nvml: Nvml, gpu: ctypes.c_void_p) -> Dict[int, int]:
@@ -728,11 +741,7 @@ def show(reading: Reading, options: argparse.Namespace, first: bool) -> List[str
 def show_once(options: argparse.Namespace, first: bool) -> int:
     """Print the output once; a failure exits with NVML's code, as nvidia-smi does."""
     try:
-        nvml = Nvml()
-        try:
-            reading = read_all(nvml, options.id)
-        finally:
-            nvml.close()
+        reading = read_once(options.id)
     except NvmlError as error:
         sys.stderr.write(f"fgpu-smi: {shown(str(error))}\n")
         return error.code if 0 < error.code < 255 else 255

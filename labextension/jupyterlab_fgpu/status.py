@@ -28,6 +28,7 @@ from .service_client import (
     ServiceError,
     Session,
     Unreachable,
+    defaults,
 )
 
 T = TypeVar("T")
@@ -98,20 +99,22 @@ class StatusReader:
         used = await self._gpu_memory.sample([Device(gpu["uuid"], gpu["memory_mib"]) for gpu in gpus])
         return Reading(view, session, None if session is None else source, tuple(used))
 
-    async def act(self, action: str, session_id: int, amount: Mapping[str, Any]) -> Session:
-        """Pass an action, such as `keep` or `resize` (to ``amount``), on to the service; raises ServiceError.
+    async def act(self, action: str, session_id: int, sent: Mapping[str, Any]) -> Session:
+        """Pass an action, such as `keep` or `resize` with what was sent, to the service; raises ServiceError.
 
         With this server's token the service resizes only this session.
         """
         if self.client is None:
             raise Unreachable("absent", self._absent_reason or "There is no fGPU service.")
-        if action in ("keep", "extend", "park", "wake"):
-            return await self.client.ask_for(action, session_id)
+        if action == "rename":
+            return await self.client.rename(session_id, sent.get("name"))
+        if action not in ("stop", "resize"):
+            return await self.client.request(action, session_id)
         # The bars change with it.
         self._slow_at = None
         if action == "stop":
             return await self.client.stop(session_id)
-        return await self.client.resize(session_id, amount)
+        return await self.client.resize(session_id, sent)
 
     def payload(self, reading: Reading) -> dict[str, Any]:
         """Return what the browser gets; `as_of_s` is the age at this moment."""
@@ -222,6 +225,7 @@ def session_from_environment(slice_: Slice) -> Session:
     compute_percent = slice_.compute_percent if len(slice_.uuids) == 1 else None
     return {
         **dict.fromkeys(SCHEMAS["Session"]["properties"]),
+        **defaults(SCHEMAS["Session"]),
         "id": slice_.session_id,
         "server_name": slice_.server_name or "",
         "display_name": slice_.server_name or "",
@@ -240,9 +244,6 @@ def session_from_environment(slice_: Slice) -> Session:
             }
             for uuid in slice_.uuids
         ],
-        "can_keep": False,
-        "can_park": False,
-        "can_save": False,
         "simulated": slice_.simulated,
     }
 
@@ -252,13 +253,8 @@ def _with_use(reading: Reading) -> dict[str, Any] | None:
     if session is None:
         return None
     total = total_use(reading.used)
-    gpus = [
-        {**gpu, "used_mib": used.mib, "used_reason": used.reason}
-        for gpu, used in zip(session["gpus"], reading.used)
-    ]
     return {
         **session,
-        "gpus": gpus,
         "source": reading.source,
         "gpu_memory_used_mib": total.mib,
         "gpu_memory_used_reason": total.reason,

@@ -558,12 +558,15 @@ class Result(NamedTuple):
     text: str
 
 
-class Answer(NamedTuple):
-    """The result of a child or probe, or why there is none."""
+class NoAnswer(Exception):
+    """A child or probe gave no result; the message says why. `not_there`: a function or file is missing."""
 
-    result: Dict[str, Any]
-    error: Optional[str]
-    not_there: bool = False
+    def __init__(self, text: str, not_there: bool = False) -> None:
+        super().__init__(text)
+        self.not_there = not_there
+
+
+Totals = Dict[str, Dict[str, int]]  # bytes by UUID and call
 
 
 def _signal_name(number: int) -> str:
@@ -590,29 +593,29 @@ class Session:
 
     def run(
         self, command: List[str], environment: Optional[Dict[str, str]] = None, extra_s: float = 0
-    ) -> Tuple[str, Optional[str]]:
-        """Run a program for a limited time; return its last line, or why there is none."""
+    ) -> str:
+        """Run a program for a limited time and return its last line; raises NoAnswer."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         try:
             process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)  # type: subprocess.Popen[bytes]
         except OSError as error:
-            return "", f"{command[0]}: {error.strerror}"
+            raise NoAnswer(f"{command[0]}: {error.strerror}") from None
         try:
             out, err = process.communicate(timeout=self.timeout_s + extra_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             # One that hangs in the driver outlives even this; it is not waited for.
-            return "", f"no answer in {self.timeout_s + extra_s:g} s"
+            raise NoAnswer(f"no answer in {self.timeout_s + extra_s:g} s") from None
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
         words = err.decode("utf-8", "replace").strip().split("\n")[-1][:200]
         if process.returncode < 0:
-            return "", f"crashed by {_signal_name(-process.returncode)} {words}"
+            raise NoAnswer(f"crashed by {_signal_name(-process.returncode)} {words}")
         last = out.decode("utf-8", "replace").strip().split("\n")[-1]
         if process.returncode != 0 or not last:
-            return "", f"ended with status {process.returncode} {words}"
-        return last, None
+            raise NoAnswer(f"ended with status {process.returncode} {words}")
+        return last
 
     def child(
         self,
@@ -620,27 +623,33 @@ class Session:
         ask: Optional[Dict[str, Any]] = None,
         environment: Optional[Dict[str, str]] = None,
         extra_s: float = 0,
-    ) -> Answer:
+    ) -> Dict[str, Any]:
+        """Return the result of the function child_NAME in a process of its own; raises NoAnswer."""
         whole = dict({"uuids": list(self.uuids), "names": self.names}, **(ask or {}))
         command = [sys.executable, os.path.abspath(__file__), "--child", name, json.dumps(whole)]
-        line, error = self.run(command, environment, extra_s)
-        if error is not None:
-            return Answer({}, error)
-        return Answer(**dict({"result": {}, "error": None}, **json.loads(line)))
+        answer = json.loads(self.run(command, environment, extra_s))
+        if "error" in answer:
+            raise NoAnswer(answer["error"], answer["not_there"])
+        return dict(answer["result"])
 
     def in_force(self) -> Result:
         """Return whether a plain program sees the limits: other results mean nothing without it."""
         if self._in_force is None:
-            self._in_force = self.judge(self.child("totals", {"way": "dlsym"}))
+            self._in_force = self.result_of(lambda _: self.judge(self.child("totals", {"way": "dlsym"})))
         return self._in_force
 
-    def judge(self, answer: Answer, bypass_expected: bool = False) -> Result:
+    def result_of(self, check: "Check") -> Result:
+        """Run a check: it fails if a child gives no answer, unless it says otherwise itself."""
+        try:
+            return check(self)
+        except NoAnswer as error:
+            return Result(FAILED, str(error))
+
+    def judge(self, seen: Totals, bypass_expected: bool = False) -> Result:
         """Compare the totals that a child saw with the limits."""
-        if answer.error is not None:
-            return Result(FAILED, answer.error)
         words, whole, wrong = [], False, False
         for uuid, share in self.uuids.items():
-            totals = answer.result.get(uuid)
+            totals = seen.get(uuid)
             if not totals:
                 return Result(FAILED, f"{share.uuid} is not shown")
             limit = share.memory_mib * MIB
@@ -655,11 +664,14 @@ class Session:
             return Result(PROVED, text)
         return self.expected(text) if whole and bypass_expected else Result(FAILED, text)
 
-    def judge_or_skip(self, answer: Answer, missing: str) -> Result:
-        """Judge an answer; NOT TRIED if the driver lacks a function of this name."""
-        if answer.not_there and missing in (answer.error or ""):
-            return Result(NOT_TRIED, answer.error or "")
-        return self.judge(answer)
+    def judge_or_skip(self, missing: str, ask: Callable[[], Totals]) -> Result:
+        """Judge the totals that `ask` returns; NOT TRIED if it lacks what `missing` names."""
+        try:
+            return self.judge(ask())
+        except NoAnswer as error:
+            if not error.not_there or missing not in str(error):
+                raise
+            return Result(NOT_TRIED, str(error))
 
     def expected(self, text: str) -> Result:
         """Return the verdict for a known bypass; FAILED if the limit is not in force at all."""
@@ -675,11 +687,11 @@ class Session:
         changed = dict(os.environ, **change)
         return {name: value for name, value in changed.items() if value is not None}
 
-    def probe(self, name: str, *before: str, **change: Optional[str]) -> Answer:
-        """Run a probe, a program in C; return the totals in its report."""
+    def probe(self, name: str, *before: str, **change: Optional[str]) -> Totals:
+        """Run a probe, a program in C, and return the totals in its report; raises NoAnswer."""
         path = os.path.join(self.limits.folder, name)
         if not os.path.exists(path):
-            return Answer({}, f"{path} is not there", True)
+            raise NoAnswer(f"{path} is not there", True)
         timeout = f"{max(1, int(self.timeout_s) - 3):d}"
         command = [*before, path, "--timeout", timeout]
         environment = self.environment(**change)
@@ -687,45 +699,45 @@ class Session:
         if name == "probe-static" and os.path.isdir(simulated):
             # In a static program the simulated driver cannot tell where it was loaded from.
             environment["FGPU_SIMULATED_MACHINE"] = simulated
-        line, error = self.run(command, environment)
-        if error is not None:
-            return Answer({}, error)
-        cuda = json.loads(line)["cuda"]
+        cuda = json.loads(self.run(command, environment))["cuda"]
         if cuda["status"] != "ok":
-            return Answer({}, cuda["error"], cuda["status"] == "not_tried")
+            raise NoAnswer(cuda["error"], cuda["status"] == "not_tried")
         seen = {d.get("uuid_bytes"): d.get("total_bytes") for d in cuda["devices"]}
-        return Answer({u: {k: v for k, v in (t or {}).items() if v} for u, t in seen.items()}, None)
+        return {u: {k: v for k, v in (t or {}).items() if v} for u, t in seen.items()}
+
+
+Check = Callable[[Session], Result]
 
 
 def in_mib(count: int) -> str:
     return f"{count // MIB} MiB" if count % MIB == 0 else f"{count} bytes"
 
 
-def visible(way: str) -> Callable[[Session], Result]:
+def visible(way: str) -> Check:
     """Return the check of CUDA's totals, its functions found in this way."""
-    return lambda session: session.judge_or_skip(session.child("totals", {"way": way}), "cuGetProcAddress")
-
-
-def visible_nvml(version: int) -> Callable[[Session], Result]:
     return lambda session: session.judge_or_skip(
-        session.child("nvml", {"version": version}), "has no nvmlDeviceGetMemoryInfo_v2"
+        "cuGetProcAddress", lambda: session.child("totals", {"way": way})
+    )
+
+
+def visible_nvml(version: int) -> Check:
+    return lambda session: session.judge_or_skip(
+        "has no nvmlDeviceGetMemoryInfo_v2", lambda: session.child("nvml", {"version": version})
     )
 
 
 def visible_program(session: Session) -> Result:
-    return session.judge_or_skip(session.probe("probe"), "")
+    return session.judge_or_skip("", lambda: session.probe("probe"))
 
 
-def allocation(recover: bool) -> Callable[[Session], Result]:
+def allocation(recover: bool) -> Check:
     """Return the check of an allocation past the limit, or of the next one that fits."""
 
     def check(session: Session) -> Result:
         limits = {share.uuid: share.memory_mib for share in session.limits.shares}
-        answer = session.child("allocate", {"limits": limits, "recover": recover})
-        if answer.error is not None:
-            return Result(FAILED, answer.error)
+        found = session.child("allocate", {"limits": limits, "recover": recover})
         verdicts = [
-            (_recovered if recover else _refused)(session, share, answer.result[share.uuid])
+            (_recovered if recover else _refused)(session, share, found[share.uuid])
             for share in session.limits.shares
         ]
         worst = min(verdicts, key=lambda r: (FAILED, NOT_TRIED, PROVED).index(r.verdict))
@@ -762,9 +774,7 @@ def _recovered(session: Session, share: Share, found: Dict[str, Any]) -> Result:
     return Result(PROVED, f"then {amount} allocated, written and read back")
 
 
-def bypass(
-    way: str, change: Optional[Dict[str, Optional[str]]] = None, known: bool = False
-) -> Callable[[Session], Result]:
+def bypass(way: str, change: Optional[Dict[str, Optional[str]]] = None, known: bool = False) -> Check:
     """Return the check of CUDA's totals by another way of loading, or with another environment.
 
     `change` sets variables, or removes those that are None; an empty one stands for no variables
@@ -775,15 +785,15 @@ def bypass(
         if session.all_whole:
             return UNTRIED_WHOLE
         # A child without an environment would not find the driver by its name.
-        driver = session.child("locate")
-        if driver.error is not None:
-            return Result(FAILED, driver.error)
-        ask = {"way": way, "library": driver.result["path"]}
+        ask = {"way": way, "library": session.child("locate")["path"]}
         environment = {} if change == {} else session.environment(**(change or {}))
-        answer = session.child("totals", ask, environment)
-        if answer.error is not None and answer.error.startswith("dlmopen:"):
-            return Result(PROVED, f"refused: {answer.error}")
-        return session.judge(answer, bypass_expected=known and not session.limits.container)
+        try:
+            seen = session.child("totals", ask, environment)
+        except NoAnswer as error:
+            if not str(error).startswith("dlmopen:"):
+                raise
+            return Result(PROVED, f"refused: {error}")
+        return session.judge(seen, bypass_expected=known and not session.limits.container)
 
     return check
 
@@ -801,17 +811,15 @@ FORGED = {
 
 def other_gpus(session: Session) -> Result:
     """Check that no memory can be allocated on GPUs of other sessions."""
-    answer = session.child("others", None, session.environment(CUDA_VISIBLE_DEVICES=None))
-    if answer.error is not None:
-        return Result(FAILED, answer.error)
-    granted = [uuid for uuid, code in answer.result.items() if code == 0]
+    codes = session.child("others", None, session.environment(CUDA_VISIBLE_DEVICES=None))
+    granted = [uuid for uuid, code in codes.items() if code == 0]
     if granted:
         return Result(FAILED, f"memory granted on GPUs that are not this session's: {len(granted)}")
-    words = f"memory refused on GPUs that are not this session's: {len(answer.result)}"
-    return session.holding(Result(PROVED, words if answer.result else "no other GPU is visible"))
+    words = f"memory refused on GPUs that are not this session's: {len(codes)}"
+    return session.holding(Result(PROVED, words if codes else "no other GPU is visible"))
 
 
-def tampering(*names: str) -> Callable[[Session], Result]:
+def tampering(*names: str) -> Check:
     """Return the check that these files of libfgpu's folder, or with a path, cannot be changed."""
 
     def check(session: Session) -> Result:
@@ -823,13 +831,11 @@ def tampering(*names: str) -> Callable[[Session], Result]:
             if writable:
                 return session.expected("the session's user may write " + ", ".join(writable))
             return session.holding(Result(PROVED, "the session's user may write none of it"))
-        answer = session.child("tamper", {"paths": paths})
-        if answer.error is not None:
-            return Result(FAILED, answer.error)
-        if answer.result["possible"]:
-            return Result(FAILED, "possible: {}".format(", ".join(answer.result["possible"])))
+        found = session.child("tamper", {"paths": paths})
+        if found["possible"]:
+            return Result(FAILED, "possible: {}".format(", ".join(found["possible"])))
         after = session.judge(session.child("totals", {"way": "dlsym"}))
-        tried = "{} attempts refused on {}".format(len(answer.result["refused"]), ", ".join(paths))
+        tried = "{} attempts refused on {}".format(len(found["refused"]), ", ".join(paths))
         return Result(after.verdict, f"{tried}; then {after.text}")
 
     return check
@@ -841,20 +847,22 @@ def namespace(session: Session) -> Result:
         return UNTRIED_LOCAL
     if session.all_whole:
         return UNTRIED_WHOLE
-    answer = session.child("namespace", {"way": "dlsym"})
-    if answer.error is not None:
-        return Result(FAILED, answer.error)
-    if "refused" in answer.result:
-        return session.holding(Result(PROVED, "refused: {}".format(answer.result["refused"])))
-    return session.judge(Answer(answer.result["seen"], None))
+    found = session.child("namespace", {"way": "dlsym"})
+    if "refused" in found:
+        return session.holding(Result(PROVED, "refused: {}".format(found["refused"])))
+    return session.judge(found["seen"])
 
 
 def static_program(session: Session) -> Result:
     """Run a static program: without a loader there is no preload, a known bypass of libfgpu."""
-    answer = session.probe("probe-static")
-    if answer.error is not None:
-        return Result(NOT_TRIED, answer.error)
-    return session.judge(answer, bypass_expected=True)
+    return _known_bypass(session, "probe-static")
+
+
+def _known_bypass(session: Session, name: str, *before: str, **change: Optional[str]) -> Result:
+    try:
+        return session.judge(session.probe(name, *before, **change), bypass_expected=True)
+    except NoAnswer as error:
+        return Result(NOT_TRIED, str(error))
 
 
 def loader_copy(session: Session) -> Result:
@@ -873,12 +881,9 @@ def loader_copy(session: Session) -> Result:
         with open(copy, "wb") as file:
             file.write(code.replace(PRELOAD.encode(), other))
         os.chmod(copy, 0o700)
-        answer = session.probe("probe", copy, LD_PRELOAD=None)
+        return _known_bypass(session, "probe", copy, LD_PRELOAD=None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if answer.error is not None:
-        return Result(NOT_TRIED, answer.error)
-    return session.judge(answer, bypass_expected=True)
 
 
 def _loader() -> Optional[str]:
@@ -900,16 +905,14 @@ def processes(session: Session) -> Result:
     names = ("written/accounting", "accounting")
     places = [os.path.join(session.limits.folder, name) for name in names]
     accounting = next(filter(os.path.exists, places), places[-1])
-    answer = session.child("processes", {"accounting": accounting})
-    if answer.error is not None:
-        return Result(FAILED, answer.error)
-    own = str(answer.result.pop("self"))
-    listed = {pid: ours for device in answer.result.values() for pid, ours in device.items()}
+    found = session.child("processes", {"accounting": accounting})
+    own = str(found.pop("self"))
+    listed = {pid: ours for device in found.values() for pid, ours in device.items()}
     foreign = sorted(pid for pid, ours in listed.items() if not ours)
     if foreign:
         return Result(FAILED, "not this session's: {}".format(", ".join(foreign)))
     if own not in listed:
-        return Result(FAILED, f"the check's own process is not listed: {answer.result}")
+        return Result(FAILED, f"the check's own process is not listed: {found}")
     return Result(PROVED, f"{len(listed)} listed, all of this session")
 
 
@@ -921,12 +924,10 @@ def compute(session: Session) -> Result:
     if not limited:
         return Result(NOT_TRIED, "compute is not limited in this session")
     ask = {"names": [share.uuid for share in limited], "seconds": COMPUTE_SECONDS}
-    answer = session.child("compute", ask, extra_s=len(limited) * (COMPUTE_SECONDS + 3))
-    if answer.error is not None:
-        return Result(FAILED, answer.error)
+    percents = session.child("compute", ask, extra_s=len(limited) * (COMPUTE_SECONDS + 3))
     words, verdict = [], PROVED
     for share in limited:
-        had, entitled = answer.result[share.uuid], share.compute_percent
+        had, entitled = percents[share.uuid], share.compute_percent
         # Of a large share less: all of the time must never count as near it.
         tolerance = min(COMPUTE_TOLERANCE, (100 - entitled) / 2)
         # The batches overlap at both ends of the measurement: a little above 100 % is all of the time.
@@ -976,7 +977,7 @@ CHECKS = [
     ("raw-ioctl", "system calls past every library", raw_ioctl),
     ("processes", "other sessions' processes are hidden", processes),
     ("compute", "kernels get their share of time", compute),
-]  # type: List[Tuple[str, str, Callable[[Session], Result]]]
+]  # type: List[Tuple[str, str, Check]]
 
 
 def table(
@@ -1060,7 +1061,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     session = Session(limits, options.timeout)
     chosen = [c for c in CHECKS if options.only is None or c[0] in options.only]
-    results = [(name, what, check(session)) for name, what, check in chosen]
+    results = [(name, what, session.result_of(check)) for name, what, check in chosen]
     holds = all(result.verdict != FAILED for _, _, result in results)
     if options.json:
         checks = [{"name": n, "what": what, "verdict": r.verdict, "text": r.text} for n, what, r in results]

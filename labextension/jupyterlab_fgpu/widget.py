@@ -5,7 +5,7 @@ stays idle.
 """
 
 import collections
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 BACKENDS = ("lab", "anywidget", "ipywidgets")
 MIME = "application/vnd.fgpu.share+json"
@@ -30,21 +30,13 @@ class GPUWidget(object):
             names = ", ".join(repr(name) for name in BACKENDS)
             raise ValueError("backend is {!r}; use one of {}".format(backend, names))
         self.backend = backend
-        self._made = None  # type: Optional[Any]
-        if backend == "anywidget":
+        self._live_widget = None  # type: Any
+        if backend != "lab":
             try:
-                self._made = _make_anywidget()
-            except ImportError:
-                self.backend = "ipywidgets"
-        if self.backend == "ipywidgets":
-            try:
-                self._made = _make_ipywidgets()
+                self.backend, self._live_widget = _make(backend)
             except ImportError as error:
-                missing = "anywidget" if backend == "anywidget" else "ipywidgets"
-                words = (
-                    "GPUWidget(backend={!r}) lacks a package here: run %pip install {}, or use GPUWidget()"
-                )
-                raise ImportError(words.format(backend, missing)) from error
+                words = "GPUWidget(backend={0!r}) lacks a package: run %pip install {0}, or use GPUWidget()"
+                raise ImportError(words.format(backend)) from error
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Dict[str, Any]:
         """Return all forms in which a front end can show it; IPython calls it."""
@@ -56,23 +48,32 @@ class GPUWidget(object):
             "text/plain": text,
             "text/html": kernel_reading.as_html(reading),
         }  # type: Dict[str, Any]
-        if self._made is None:
+        if self._live_widget is None:
             bundle[MIME] = {"at_s": reading.at_s, "session": reading.session_id, "text": text}
         else:
-            bundle.update(_live_forms(self._made))
+            bundle.update(_live_forms(self._live_widget))
         return bundle
 
     def __repr__(self) -> str:
         return "GPUWidget(backend={!r})".format(self.backend)
 
 
-def _live_forms(made: Any) -> Dict[str, Any]:
+def _make(backend: str) -> Tuple[str, Any]:
+    if backend == "anywidget":
+        try:
+            return backend, _make_anywidget()
+        except ImportError:
+            pass
+    return "ipywidgets", _make_ipywidgets()
+
+
+def _live_forms(widget: Any) -> Dict[str, Any]:
     """Return the forms in which a front end can show another library's widget as it changes."""
-    if getattr(made, "_repr_mimebundle_", None) is None:
+    if getattr(widget, "_repr_mimebundle_", None) is None:
         # ipywidgets 7, the last one for Python 3.6, shows itself and does not say how.
-        view = {"version_major": 2, "version_minor": 0, "model_id": made.model_id}
+        view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
         return {"application/vnd.jupyter.widget-view+json": view}
-    shown = made._repr_mimebundle_()
+    shown = widget._repr_mimebundle_()
     # Both libraries give the forms alone, or with metadata.
     forms = shown[0] if isinstance(shown, tuple) else shown
     return {k: v for k, v in forms.items() if k.startswith("application/")}
@@ -104,11 +105,11 @@ def _make_ipywidgets() -> Any:
 
 
 _followers = collections.deque(maxlen=4)  # type: collections.deque[Any]
-"""What follows after each cell: the newest, for a cell that is run again makes one more."""
+"""The newest widgets, which are updated after each cell; a cell that runs again makes one more."""
 
 
 def _follow(*_: Any) -> None:
-    """Read once for all widgets; the others keep their last text."""
+    """Update the widgets, with one reading for all."""
     from . import kernel_reading  # noqa: PLC0415
 
     # The kernel is busy at that moment anyway; a separate thread would keep it from being idle.

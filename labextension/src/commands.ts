@@ -1,14 +1,20 @@
 import type { JupyterFrontEnd } from '@jupyterlab/application';
-import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
+import {
+  Dialog,
+  InputDialog,
+  Notification,
+  showDialog
+} from '@jupyterlab/apputils';
 import { DocumentWidget } from '@jupyterlab/docregistry';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { refreshIcon } from '@jupyterlab/ui-components';
-import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
-import { noteEnding } from './connectionlost';
+import { canRequestPermission, requestPermission } from './browsernotifications';
+import { setEndingSession } from './connectionlost';
+import { sessionName } from './format';
 import { sliceIcon } from './icon';
-import { formHref, type IHubLocation, servicePageHref } from './links';
-import { askToNotify, canAsk } from './outside';
+import { type IHubLocation, launchFormHref, servicePageHref } from './links';
+import { showFailure } from './notices';
 import { ResponseError } from './request';
 import type { IFGPUModel } from './tokens';
 
@@ -17,11 +23,12 @@ export namespace CommandIDs {
   export const refresh = 'fgpu:refresh';
   export const openServicePage = 'fgpu:open-service-page';
   export const launchSession = 'fgpu:launch-session';
-  export const notifyOutside = 'fgpu:notify-while-hidden';
+  export const notifyWhileHidden = 'fgpu:notify-while-hidden';
   export const stopSession = 'fgpu:stop-session';
   export const keepSession = 'fgpu:keep-session';
   export const extendSession = 'fgpu:extend-session';
   export const endThisSession = 'fgpu:end-this-session';
+  export const renameThisSession = 'fgpu:rename-this-session';
 }
 
 const NO_ARGS = { args: { type: 'object', properties: {} } };
@@ -67,7 +74,7 @@ export function addCommands(
   });
 
   const newHref = () =>
-    model.reading.status === null ? null : formHref(hub, model.reading.status);
+    model.reading.status === null ? null : launchFormHref(hub, model.reading.status);
   app.commands.addCommand(CommandIDs.launchSession, {
     label: trans.__('Launch Another GPU Session'),
     caption: trans.__("Open the Hub's form for one more session"),
@@ -86,67 +93,44 @@ export function addCommands(
     app.commands.notifyCommandChanged(CommandIDs.launchSession)
   );
 
-  app.commands.addCommand(CommandIDs.notifyOutside, {
+  app.commands.addCommand(CommandIDs.notifyWhileHidden, {
     label: trans.__('Notify Me of GPU Sessions Also While This Tab Is Hidden'),
     caption: trans.__('Ask the browser to allow notifications'),
     describedBy: NO_ARGS,
-    isEnabled: canAsk,
-    isVisible: canAsk,
+    isEnabled: canRequestPermission,
+    isVisible: canRequestPermission,
     execute: async () => {
-      await askToNotify();
-      app.commands.notifyCommandChanged(CommandIDs.notifyOutside);
+      await requestPermission();
+      app.commands.notifyCommandChanged(CommandIDs.notifyWhileHidden);
     }
   });
 
+  const sessionId = {
+    args: {
+      type: 'object',
+      required: ['id'],
+      properties: {
+        id: { type: 'integer', description: trans.__('The id of one of my sessions') }
+      }
+    }
+  };
   app.commands.addCommand(CommandIDs.stopSession, {
     label: trans.__('End or Cancel Another GPU Session'),
-    describedBy: {
-      args: {
-        type: 'object',
-        required: ['id'],
-        properties: {
-          id: {
-            type: 'integer',
-            description: trans.__('The id of one of my other sessions')
-          }
-        }
-      }
-    },
-    execute: args => stopSession(model, args, trans)
+    describedBy: sessionId,
+    execute: args => stopSession(model, args['id'], trans)
   });
-
   app.commands.addCommand(CommandIDs.keepSession, {
     label: trans.__('Keep an Idle GPU Session'),
-    describedBy: {
-      args: {
-        type: 'object',
-        required: ['id'],
-        properties: {
-          id: {
-            type: 'integer',
-            description: trans.__('The id of one of my sessions')
-          }
-        }
-      }
-    },
-    execute: args => keepSession(model, args, trans)
+    describedBy: sessionId,
+    execute: args =>
+      showFailure(model.keep(args['id'] as number), trans, why =>
+        trans.__('The session was not kept: %1', why)
+      )
   });
-
   app.commands.addCommand(CommandIDs.extendSession, {
     label: trans.__('Extend the Time Limit of a GPU Session'),
-    describedBy: {
-      args: {
-        type: 'object',
-        required: ['id'],
-        properties: {
-          id: {
-            type: 'integer',
-            description: trans.__('The id of one of my sessions')
-          }
-        }
-      }
-    },
-    execute: args => extendSession(model, args, trans)
+    describedBy: sessionId,
+    execute: args => extendSession(model, args['id'] as number, trans)
   });
 
   const thisId = () => model.reading.status?.session?.id ?? null;
@@ -158,28 +142,51 @@ export function addCommands(
     isVisible: () => thisId() !== null,
     execute: () => endThisSession(app, model, trans, ended)
   });
-  model.stateChanged.connect(() =>
-    app.commands.notifyCommandChanged(CommandIDs.endThisSession)
-  );
+  app.commands.addCommand(CommandIDs.renameThisSession, {
+    label: trans.__('Rename This GPU Session'),
+    describedBy: NO_ARGS,
+    isEnabled: () => thisId() !== null,
+    isVisible: () => thisId() !== null,
+    execute: () => renameThisSession(model, trans)
+  });
+  model.stateChanged.connect(() => {
+    app.commands.notifyCommandChanged(CommandIDs.endThisSession);
+    app.commands.notifyCommandChanged(CommandIDs.renameThisSession);
+  });
 }
 
-/** Make the time limit longer, and say until when; a refusal is shown as the service worded it. */
-async function extendSession(
+/** Ask for this session's new name, then set it, or show why the service refused. */
+async function renameThisSession(
   model: IFGPUModel,
-  args: ReadonlyPartialJSONObject,
   trans: TranslationBundle
 ): Promise<void> {
-  try {
-    await model.extend(args['id'] as number);
-    Notification.success(trans.__('The session has more time.'), {
-      autoClose: 5000
-    });
-  } catch (error) {
-    const why = error instanceof Error ? error.message : String(error);
-    Notification.error(trans.__('The time limit stays: %1', why), {
-      autoClose: false
-    });
+  const session = model.reading.status?.session ?? null;
+  if (session === null || session.id === null) {
+    return;
   }
+  const { button, value } = await InputDialog.getText({
+    title: trans.__('Rename this session'),
+    label: trans.__('Its name, in your list and here'),
+    text: session.display_name,
+    okLabel: trans.__('Rename')
+  });
+  if (button.accept && value !== null && value !== session.display_name) {
+    await showFailure(model.rename(session.id, value), trans);
+  }
+}
+
+/** Extend the time limit and say so, or show why the service refused. */
+async function extendSession(
+  model: IFGPUModel,
+  id: number,
+  trans: TranslationBundle
+): Promise<void> {
+  const extended = model.extend(id).then(() => {
+    Notification.success(trans.__('The session has more time.'), { autoClose: 5000 });
+  });
+  await showFailure(extended, trans, why =>
+    trans.__('The time limit stays: %1', why)
+  );
 }
 
 /** Ask the user, then end the session that this JupyterLab is in. */
@@ -219,12 +226,12 @@ async function endThisSession(
   if (!answer.button.accept) {
     return;
   }
-  noteEnding(id);
+  setEndingSession(id);
   try {
     await model.stop(id);
   } catch (error) {
     if (error instanceof ResponseError && error.coded) {
-      noteEnding(null);
+      setEndingSession(null);
       Notification.error(
         trans.__('This session was not ended: %1', error.message),
         { autoClose: false }
@@ -236,37 +243,19 @@ async function endThisSession(
   ended();
 }
 
-/** Keep the session; a refusal is shown as the service worded it. */
-async function keepSession(
-  model: IFGPUModel,
-  args: ReadonlyPartialJSONObject,
-  trans: TranslationBundle
-): Promise<void> {
-  try {
-    await model.keep(args['id'] as number);
-  } catch (error) {
-    const why = error instanceof Error ? error.message : String(error);
-    Notification.error(trans.__('The session was not kept: %1', why), {
-      autoClose: false
-    });
-  }
-}
-
-/** Ask the user, then end or cancel the session; a refusal is shown as the service worded it. */
+/** Ask the user, then end or cancel the session, or show why the service refused. */
 async function stopSession(
   model: IFGPUModel,
-  args: ReadonlyPartialJSONObject,
+  id: unknown,
   trans: TranslationBundle
 ): Promise<void> {
-  const session = model.reading.status?.others.find(
-    other => other.id === args['id']
-  );
+  const session = model.reading.status?.others.find(other => other.id === id);
   if (session === undefined || session.id === null) {
     throw new Error(
       trans.__('fgpu:stop-session needs the id of one of my other sessions.')
     );
   }
-  const name = session.display_name || trans.__('the session');
+  const name = sessionName(session, trans);
   const isWaiting = session.state === 'PENDING';
   const title = isWaiting
     ? trans.__('Cancel the request %1?', name)
@@ -291,16 +280,9 @@ async function stopSession(
   if (!answer.button.accept) {
     return;
   }
-  try {
-    await model.stop(session.id);
-  } catch (error) {
-    const why = error instanceof Error ? error.message : String(error);
-    Notification.error(
-      isWaiting
-        ? trans.__('%1 was not cancelled: %2', name, why)
-        : trans.__('%1 was not ended: %2', name, why),
-      // Without it the message would only count up in the notification centre.
-      { autoClose: false }
-    );
-  }
+  await showFailure(model.stop(session.id), trans, why =>
+    isWaiting
+      ? trans.__('%1 was not cancelled: %2', name, why)
+      : trans.__('%1 was not ended: %2', name, why)
+  );
 }

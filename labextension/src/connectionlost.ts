@@ -3,31 +3,34 @@ import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { PageConfig } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { endWords, type IEnd } from './endwords';
-import { againHref, type IHubLocation, servicePageHref } from './links';
+import { endReasonText, type IEnd } from './endreason';
+import { type IHubLocation, restartHref, servicePageHref } from './links';
 import type { IFGPUModel } from './tokens';
 
 const RESTART = 'hub:restart';
-const MOST_TRIES = 12;
-const AGAIN_MS = 1000;
-const PATIENCE_MS = 5000;
+const MAX_TRIES = 12;
+const RETRY_MS = 1000;
+const TIMEOUT_MS = 5000;
 
-let shown = false;
-/** The session with an end that was reported already. */
-let told: number | null = null;
-/** The session that is being ended here. */
-let ending: number | null = null;
+let isOpen = false;
+/** The session with an end that was shown already. */
+let reportedSession: number | null = null;
+/** The session that this tab is ending. */
+let endingSession: number | null = null;
 
-/** Note that a session is being ended here: its connection may be lost before the answer comes. Null: it is over. */
-export function noteEnding(id: number | null): void {
-  ending = id;
+/** What answers at the server's address in place of an end: the server itself, a proxy without its Hub, or unknown. */
+type NoEnd = 'running' | 'hub-down' | 'unknown';
+
+/** Note the session that this tab is ending, or null: its connection may be lost before the answer comes. */
+export function setEndingSession(id: number | null): void {
+  endingSession = id;
 }
 
 /**
- * Say why the session has ended, once; `byOwner` where that was done here.
+ * Show once why the session has ended; `byOwner` if this tab ended it.
  *
- * The Hub answers in place of the server that is gone, and its page says it. On a Hub with a domain for each user that
- * page is another site: there is a link.
+ * The Hub's page at the server's address says it. On a Hub with a domain for each user that page is another site, and
+ * the dialog has a link.
  */
 export async function showEnd(
   app: JupyterFrontEnd,
@@ -38,30 +41,30 @@ export async function showEnd(
   byOwner = false
 ): Promise<void> {
   const id = model.reading.status?.session?.id ?? null;
-  if (shown || (id !== null && id === told)) {
+  if (isOpen || (id !== null && id === reportedSession)) {
     return;
   }
-  byOwner ||= id !== null && id === ending;
-  shown = true;
-  const connected = (is: boolean): void => {
+  byOwner ||= id !== null && id === endingSession;
+  isOpen = true;
+  const setConnected = (isConnected: boolean): void => {
     if (info !== null) {
-      info.isConnected = is;
+      info.isConnected = isConnected;
     }
   };
   // Until then JupyterLab does not poll or save: each try would fail with a dialog.
-  connected(false);
-  /** Go on where the session was started again in another tab. */
-  const back = (): void => {
+  setConnected(false);
+  /** Continue once the session was started again in another tab. */
+  const resume = (): void => {
     if (model.reading.server === 'ok') {
-      model.stateChanged.disconnect(back);
-      told = null;
-      connected(true);
+      model.stateChanged.disconnect(resume);
+      reportedSession = null;
+      setConnected(true);
     }
   };
   try {
     const end = await readEnd(byOwner);
-    if (end === 'runs') {
-      // Lab connects again by itself.
+    if (end === 'running') {
+      // Lab connects again without help.
       if (byOwner) {
         Notification.error(trans.__('This session still runs: ending it failed. Try again.'), {
           autoClose: false
@@ -69,58 +72,40 @@ export async function showEnd(
       }
       return;
     }
-    if (end !== null && end !== 'away') {
-      told = id;
-      model.rest();
-      model.stateChanged.connect(back);
+    if (typeof end !== 'string') {
+      reportedSession = id;
+      model.pause();
+      model.stateChanged.connect(resume);
     }
-    const knows = model.reading.status?.hub !== 'absent';
-    const page = knows ? servicePageHref(hub) : null;
-    await tell(app, trans, page, againHref(hub, model.reading.status), end, byOwner);
+    const hasService = model.reading.status?.hub !== 'absent';
+    const page = hasService ? servicePageHref(hub) : null;
+    await showEndDialog(app, trans, page, restartHref(hub, model.reading.status), end, byOwner);
   } finally {
-    shown = false;
-    connected(id === null || told !== id);
+    isOpen = false;
+    setConnected(id === null || reportedSession !== id);
   }
 }
 
-async function tell(
+async function showEndDialog(
   app: JupyterFrontEnd,
   trans: TranslationBundle,
   page: string | null,
   form: string | null,
-  end: IEnd | 'away' | null,
+  end: IEnd | NoEnd,
   byOwner: boolean
 ): Promise<void> {
   const buttons = [Dialog.cancelButton({ label: trans.__('Dismiss') })];
   const sessions = Dialog.createButton({ label: trans.__('My Sessions') });
   const again = Dialog.okButton({ label: trans.__('Start Again') });
-  if (page !== null && end !== 'away') {
+  if (page !== null && end !== 'hub-down') {
     buttons.push(sessions);
   }
-  const ended = end !== null && end !== 'away';
-  if (end !== 'away' && (form !== null || app.commands.hasCommand(RESTART))) {
+  if (end !== 'hub-down' && (form !== null || app.commands.hasCommand(RESTART))) {
     buttons.push(again);
   }
-  const answer = await showDialog({
-    title:
-      ended
-        ? trans.__('Your session has ended')
-        : end === 'away'
-          ? trans.__('JupyterHub does not answer')
-          : trans.__('Your session does not answer'),
-    body: !ended
-      ? end === 'away'
-        ? trans.__('Your session may still run. Leave this tab open: it connects again once JupyterHub is back.')
-        : trans.__(
-            'It may have ended, or JupyterHub or your network is away. If other web pages open, wait: this tab connects again by itself.'
-          )
-      : byOwner && end.cause === 'USER'
-        ? trans.__('You ended it.')
-        : endWords(end, trans),
-    buttons,
-    // It may appear while the user types.
-    defaultButton: 0
-  });
+  const [title, body] = endText(end, byOwner, trans);
+  // It may appear while the user types: the default button is the harmless one.
+  const answer = await showDialog({ title, body, buttons, defaultButton: 0 });
   if (answer.button.label === sessions.label && page !== null) {
     window.location.assign(page);
   } else if (answer.button.label === again.label) {
@@ -132,25 +117,44 @@ async function tell(
   }
 }
 
-/**
- * Read how the session of this server has ended; null where that is not known, 'away' where something answers in place
- * of JupyterHub, which is down. One that `ends` may answer still.
- */
-async function readEnd(ends: boolean): Promise<IEnd | 'runs' | 'away' | null> {
+/** Return title and body of the dialog. */
+function endText(end: IEnd | NoEnd, byOwner: boolean, trans: TranslationBundle): [string, string] {
+  if (typeof end !== 'string') {
+    const isOwn = byOwner && end.cause === 'USER';
+    return [
+      trans.__('Your session has ended'),
+      isOwn ? trans.__('You ended it.') : endReasonText(end, trans)
+    ];
+  }
+  return end === 'hub-down'
+    ? [
+        trans.__('JupyterHub does not answer'),
+        trans.__('Your session may still run. Leave this tab open: it connects again once JupyterHub is back.')
+      ]
+    : [
+        trans.__('Your session does not answer'),
+        trans.__(
+          'It may have ended, or JupyterHub or your network is away. If other web pages open, wait: this tab connects again by itself.'
+        )
+      ];
+}
+
+/** Read how this server's session has ended. With `isEnding` its server may still answer for a moment. */
+async function readEnd(isEnding: boolean): Promise<IEnd | NoEnd> {
   const url = `${PageConfig.getBaseUrl()}lab`;
-  let runs = false;
-  let away = false;
-  for (let tries = MOST_TRIES; tries > 0; tries--) {
+  let isRunning = false;
+  let isHubDown = false;
+  for (let tries = MAX_TRIES; tries > 0; tries--) {
     try {
       const answer = await fetch(url, {
         headers: { Accept: 'text/html' },
         cache: 'no-store',
-        signal: AbortSignal.timeout(PATIENCE_MS)
+        signal: AbortSignal.timeout(TIMEOUT_MS)
       });
-      runs = answer.ok && answer.url.startsWith(url);
-      away = answer.status >= 500;
-      if (runs && !ends) {
-        return 'runs';
+      isRunning = answer.ok && answer.url.startsWith(url);
+      isHubDown = answer.status >= 500;
+      if (isRunning && !isEnding) {
+        return 'running';
       }
       const page = new DOMParser().parseFromString(
         await answer.text(),
@@ -165,10 +169,10 @@ async function readEnd(ends: boolean): Promise<IEnd | 'runs' | 'away' | null> {
       }
     } catch {
       // Another site, or no answer.
-      away = false;
+      isHubDown = false;
     }
-    // It goes down: what is left of it, and why, is known in a moment.
-    await new Promise(resolve => setTimeout(resolve, AGAIN_MS));
+    // While the server goes down, the Hub does not know the cause yet.
+    await new Promise(resolve => setTimeout(resolve, RETRY_MS));
   }
-  return runs ? 'runs' : away ? 'away' : null;
+  return isRunning ? 'running' : isHubDown ? 'hub-down' : 'unknown';
 }

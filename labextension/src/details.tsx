@@ -8,12 +8,11 @@ import type { IDetails, IProcess, IThisSession } from './tokens';
 const USUAL_PERIOD_S = 10;
 
 /** Memory and compute of the last minutes. */
-export function History(props: {
+export function History({ session, details, trans }: {
   session: IThisSession;
   details: IDetails;
   trans: TranslationBundle;
 }): JSX.Element | null {
-  const { session, details, trans } = props;
   const measured = details.history?.points ?? [];
   if (measured.length === 0) {
     return null;
@@ -37,7 +36,7 @@ export function History(props: {
       {limit !== null && limit > 0 && memoryPeak !== null && (
         <Plot
           points={memory}
-          most={limit}
+          max={limit}
           everyS={everyS}
           label={trans.__(
             'GPU memory, %1: at most %2 of %3 MiB',
@@ -51,7 +50,7 @@ export function History(props: {
       {computePeak !== null && (
         <Plot
           points={compute}
-          most={Math.max(entitled ?? 0, computePeak, 1) * 1.1}
+          max={Math.max(entitled ?? 0, computePeak, 1) * 1.1}
           everyS={everyS}
           mark={entitled}
           label={trans.__(
@@ -74,25 +73,13 @@ export function History(props: {
   );
 }
 
-/** Who holds this session's GPU memory. */
-export function Processes(props: {
-  details: IDetails;
-  trans: TranslationBundle;
-}): JSX.Element | null {
-  const { details, trans } = props;
-  return details.processes.length === 0 ? null : (
-    <ProcessTable processes={details.processes} trans={trans} />
-  );
-}
-
-/** The processes in a table, the largest first; of a kernel it says which notebook's. */
-export function ProcessTable(props: {
+/** The processes that hold GPU memory, the largest first, a kernel by its notebook; `own` is the current notebook. */
+export function ProcessTable({ processes, trans, own }: {
   processes: IProcess[];
   trans: TranslationBundle;
-  own?: string | null;
-}): JSX.Element {
-  const { processes, trans, own } = props;
-  return (
+  own?: string;
+}): JSX.Element | null {
+  return processes.length === 0 ? null : (
     <table className="jp-fgpu-Processes">
       <caption>{trans.__('GPU memory by process')}</caption>
       <thead>
@@ -105,7 +92,7 @@ export function ProcessTable(props: {
         {processes.map(process => (
           <tr key={process.pid}>
             <td title={process.name ?? undefined}>
-              {processText(process, own ?? null, trans)}
+              {processText(process, own, trans)}
             </td>
             <td>
               {process.memory_mib === null

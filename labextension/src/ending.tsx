@@ -2,16 +2,15 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 // With its ending, because the tests load this module as it is compiled, without a bundler.
-import { endText } from './format.js';
+import { endText, sessionName } from './format.js';
 import type { ISession } from './tokens';
 
 /** When the session ends, as a warning where its owner is warned; with a way to keep it where there is one. */
-export function Ending(props: {
+export function Ending({ session, trans, keep }: {
   session: ISession;
   trans: TranslationBundle;
   keep: (session: ISession) => void;
 }): JSX.Element | null {
-  const { session, trans, keep } = props;
   const text = endText(session, Date.now(), trans);
   if (text === null) {
     return null;
@@ -19,7 +18,7 @@ export function Ending(props: {
   if (session.warning === null) {
     return <div className="jp-fgpu-Minor">{text}</div>;
   }
-  const name = session.display_name || trans.__('the session');
+  const name = sessionName(session, trans);
   return (
     <div className="jp-fgpu-Warning" role="alert">
       <div>{text}.</div>

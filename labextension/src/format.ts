@@ -1,9 +1,23 @@
 /**
- * From data to words, without a browser: everything here is pure.
+ * Text for the status, the sessions and their amounts. Pure.
  */
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { IMeter, IProcess, IReading, ISession, IThisSession } from './tokens';
+import type { Meter } from './service';
+import type { IProcess, IReading, ISession, IStatus, IThisSession } from './tokens';
+
+/** Returns text about something at this moment (in ms), or null where there is nothing to say. */
+type TextOf<T> = (of: T, now: number, trans: TranslationBundle) => string | null;
+
+/** Return the message of anything that was thrown. */
+export function errorText(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}
+
+/** Return the name of a session for the middle of a sentence. */
+export function sessionName(session: ISession, trans: TranslationBundle): string {
+  return session.display_name || trans.__('the session');
+}
 
 /** Return "512 / 2048 MiB", or the limit alone where the use is not known. */
 export function memoryText(
@@ -19,7 +33,7 @@ export function memoryText(
     : trans.__('%1 / %2 MiB', usedMib, limitMib);
 }
 
-/** Return what a session holds: as seen from inside, or else as its machine has measured it. */
+/** Return the GPU memory in use as seen from inside the session, or else as measured by its machine. */
 export function usedMib(session: IThisSession): number | null {
   return session.gpu_memory_used_mib ?? session.meter?.memory_used_mib ?? null;
 }
@@ -37,7 +51,7 @@ export function amountText(
 
 /** Return the part of the memory in use that contexts and code take, or null where unknown. */
 export function contextText(
-  meter: IMeter | null,
+  meter: Meter | null,
   trans: TranslationBundle
 ): string | null {
   return meter?.memory_context_mib
@@ -48,11 +62,11 @@ export function contextText(
     : null;
 }
 
-/** Return the compute in use: of the share, or share and borrowed, which add up. Null: not limited. */
+/** Return the compute in use, beyond the share as share + borrowed; `entitled` is null without a limit. */
 export function computeText(
   computed: number,
   entitled: number | null,
-  meter: Pick<IMeter, 'compute_lent_percent'>,
+  meter: Pick<Meter, 'compute_lent_percent'>,
   trans: TranslationBundle
 ): string {
   const now = Math.round(computed);
@@ -67,11 +81,11 @@ export function computeText(
     : trans.__('%1 % in use: %2 % share + %3 % borrowed', now, entitled, now - entitled);
 }
 
-/** Return what others use of a session's share, or null if nothing or unknown. */
+/** Return the part of a session's share that others use, or null if it is zero or unknown. */
 export function lentText(
   computed: number,
   entitled: number,
-  meter: Pick<IMeter, 'compute_lent_percent'>,
+  meter: Pick<Meter, 'compute_lent_percent'>,
   trans: TranslationBundle
 ): string | null {
   const lent = Math.round(meter.compute_lent_percent ?? 0);
@@ -80,31 +94,22 @@ export function lentText(
     : null;
 }
 
-/** Return "Idle: ..., ends at 14:20", or when it ends anyway, or null where no end is settled. */
-export function endText(
-  session: ISession,
-  now: number,
-  trans: TranslationBundle,
-  locale?: string
-): string | null {
+/** Return "Idle: ...; it ends at 14:20", "Ends at 14:20" without a warning, or null without an end. */
+export const endText: TextOf<ISession> = (session, now, trans) => {
   const at =
     session.ends_at_s === null
       ? null
-      : instantText(session.ends_at_s, now, locale);
+      : instantText(session.ends_at_s, now);
   if (session.warning === null) {
     return at === null ? null : trans.__('Ends at %1', at);
   }
   const warning =
     session.warning.charAt(0).toUpperCase() + session.warning.slice(1);
   return at === null ? warning : trans.__('%1; it ends at %2', warning, at);
-}
+};
 
-/** Return the few words of the status bar, or null where there is nothing to say. */
-export function statusBarText(
-  reading: IReading,
-  now: number,
-  trans: TranslationBundle
-): string | null {
+/** Return the text of the status bar, or null where it stays empty. */
+export const statusBarText: TextOf<IReading> = (reading, now, trans) => {
   const { server, status } = reading;
   if (server === 'missing') {
     return trans.__('fGPU: no server extension');
@@ -130,7 +135,7 @@ export function statusBarText(
     parts.push(trans.__('no access'));
   }
   return parts.join(' · ');
-}
+};
 
 function sessionParts(
   session: IThisSession,
@@ -153,19 +158,15 @@ function sessionParts(
   return parts;
 }
 
-/** Return what is wrong, in a sentence or two, or null while all is well. */
-export function problemText(
-  reading: IReading,
-  now: number,
-  trans: TranslationBundle
-): string | null {
-  const text = problem(reading, trans);
+/** Return the problem with the age of the data that is shown, or null without a problem. */
+export const problemWithAgeText: TextOf<IReading> = (reading, now, trans) => {
+  const text = problemText(reading, trans);
   const stale = staleText(reading, now, trans);
   return text === null || stale === null ? text : `${text} ${stale}`;
-}
+};
 
-/** Return what is wrong, without how old what is shown is, or null while all is well. */
-export function problem(
+/** Return the problem with the server or the service, or null without one. */
+export function problemText(
   { server, status }: IReading,
   trans: TranslationBundle
 ): string | null {
@@ -183,28 +184,24 @@ export function problem(
   return status.hub_message ?? trans.__('The fGPU service has a problem.');
 }
 
-/** Return the age of what is shown while there is nothing newer, else null. It changes all the time. */
-export function staleText(
-  reading: IReading,
-  now: number,
-  trans: TranslationBundle
-): string | null {
+/** Return the age of the data that is shown, or null while it is current. It changes every second. */
+export const staleText: TextOf<IReading> = (reading, now, trans) => {
   const { server, status } = reading;
   const offline = server === 'offline' && status !== null;
   const age = offline ? (ageS(reading, now) ?? 0) : ageS(reading, now);
   const unreachable = server !== 'missing' && status?.hub === 'unreachable';
   return (offline || unreachable) && age !== null
-    ? trans.__('You see what it said %1 ago.', ageText(age, trans))
+    ? trans.__('You see what it said %1 ago.', durationText(age, trans))
     : null;
-}
+};
 
-/** Return what the service says in the middle of a sentence as one of its own. */
+/** Return the service's text with a capital and a full stop. */
 export function asSentence(text: string): string {
   const whole = text.charAt(0).toUpperCase() + text.slice(1);
   return /[.!?]$/.test(whole) ? whole : `${whole}.`;
 }
 
-/** Return the age of what the service said, in seconds at `now`, or null if it said nothing. */
+/** Return the age of the service's data in seconds at `now`, or null without data. */
 export function ageS(reading: IReading, now: number): number | null {
   const { status } = reading;
   if (status === null) {
@@ -218,7 +215,7 @@ export function ageS(reading: IReading, now: number): number | null {
 }
 
 /** Return a duration in its largest unit, rounded down. */
-export function ageText(seconds: number, trans: TranslationBundle): string {
+export function durationText(seconds: number, trans: TranslationBundle): string {
   if (seconds < 60) {
     return trans.__('%1 s', Math.floor(seconds));
   }
@@ -228,28 +225,46 @@ export function ageText(seconds: number, trans: TranslationBundle): string {
   return trans.__('%1 h', Math.floor(seconds / 3600));
 }
 
-/** Return "1 h", "1 h 30 min" or "30 min": without what is nothing of it. */
-export function roundText(seconds: number, trans: TranslationBundle): string {
+/** Return "1 h", "1 h 30 min" or "30 min": parts that are zero are left out. */
+export function exactDurationText(seconds: number, trans: TranslationBundle): string {
   return seconds >= 3600 && seconds % 3600 >= 60
-    ? leftText(seconds, trans)
-    : ageText(seconds, trans);
+    ? hoursMinutesText(seconds, trans)
+    : durationText(seconds, trans);
 }
 
-/** Return how long something still takes, in hours and minutes, rounded down. */
-export function leftText(seconds: number, trans: TranslationBundle): string {
+/** Return a duration as "1 h 0 min", rounded down, or one below an hour in its largest unit. */
+export function hoursMinutesText(seconds: number, trans: TranslationBundle): string {
   const minutes = Math.floor(seconds / 60);
   if (minutes < 60) {
-    return ageText(Math.max(0, seconds), trans);
+    return durationText(Math.max(0, seconds), trans);
   }
   return trans.__('%1 h %2 min', Math.floor(minutes / 60), minutes % 60);
 }
 
 /** Return whether the session's server runs, with a GPU or parked. */
-export function isUp(session: ISession): boolean {
+export function isServerRunning(session: ISession): boolean {
   return ['RUNNING', 'PARKED', 'RESUMING'].includes(session.state);
 }
 
-/** Return the state in plain words; one that this version does not know is shown as it came. */
+/** Return the message for a failed start script, else null. */
+export function scriptText(
+  script: IStatus['script'],
+  trans: TranslationBundle
+): string | null {
+  if (script?.state !== 'failed') {
+    return null;
+  }
+  return script.status === null
+    ? trans.__(
+        'Your variables and start script could not be read. The session runs without them.'
+      )
+    : trans.__(
+        'Your start script failed with status %1. The session runs on.',
+        script.status
+      );
+}
+
+/** Return the state in plain words; one that this version does not know stays as it is. */
 export function stateText(state: string, trans: TranslationBundle): string {
   switch (state) {
     case 'PENDING':
@@ -279,12 +294,7 @@ export function stateText(state: string, trans: TranslationBundle): string {
 }
 
 /** Return "Next in the queue, about 14:20", or null for a session that does not wait. */
-export function queueText(
-  session: ISession,
-  now: number,
-  trans: TranslationBundle,
-  locale?: string
-): string | null {
+export const queueText: TextOf<ISession> = (session, now, trans) => {
   if (session.state !== 'PENDING' && !session.parked?.wanted) {
     return null;
   }
@@ -294,16 +304,11 @@ export function queueText(
       : session.position === 1
         ? trans.__('Next in the queue')
         : trans.__('%1 in the queue', ordinal(session.position));
-  return `${place}, ${startText(session, now, trans, locale)}`;
-}
+  return `${place}, ${startText(session, now, trans)}`;
+};
 
-/** Return what a parked session keeps and how it gets its GPU, or null for a session that is not parked. */
-export function parkedText(
-  session: ISession,
-  now: number,
-  trans: TranslationBundle,
-  locale?: string
-): string | null {
+/** Return how much memory a parked session keeps and how it gets its GPU, or null for other sessions. */
+export const parkedText: TextOf<ISession> = (session, now, trans) => {
   if (session.state === 'RESUMING') {
     return trans.__('The GPU memory is being copied back.');
   }
@@ -314,11 +319,31 @@ export function parkedText(
     session.parked.memory_mib > 0
       ? trans.__('%1 MiB of GPU memory kept.', session.parked.memory_mib)
       : trans.__('No GPU memory is held.');
-  const queue = queueText(session, now, trans, locale);
+  const queue = queueText(session, now, trans);
   return queue === null
     ? trans.__('%1 Run a cell that uses the GPU to get it.', kept)
     : trans.__('%1 Waits for its GPU: %2', kept, queue);
-}
+};
+
+/** Return the line of a cell while its session waits for the GPU, or null while it does not wait. */
+export const waitText: TextOf<ISession> = (session, now, trans) => {
+  if (session.state === 'RESUMING') {
+    return trans.__('The GPU is there. Its memory is being copied back.');
+  }
+  const queue = session.parked && queueText(session, now, trans);
+  return queue ? trans.__('This session waits for its GPU. %1.', queue) : null;
+};
+
+/** Return when an idle session will be parked, or null while no time is known. */
+export const parkWarningText: TextOf<ISession> = (session, now, trans) => {
+  const left = (session.meter?.parks_at_s ?? 0) - now / 1000;
+  return left > 0
+    ? trans.__(
+        'Parked in %1 if the GPU stays idle. Your variables stay.',
+        durationText(left, trans)
+      )
+    : null;
+};
 
 /** Return "1st", "2nd", "11th", as the pages say it. */
 function ordinal(n: number): string {
@@ -332,8 +357,7 @@ const NARROW_S = 600;
 function startText(
   session: ISession,
   now: number,
-  trans: TranslationBundle,
-  locale?: string
+  trans: TranslationBundle
 ): string {
   const { early_start_at_s: early, late_start_at_s: late } = session;
   if (session.expected_start_at_s === null) {
@@ -342,28 +366,28 @@ function startText(
   if (session.forecast_basis === 'time limits') {
     return trans.__(
       'at the latest %1',
-      instantText(session.expected_start_at_s, now, locale)
+      instantText(session.expected_start_at_s, now)
     );
   }
   return early === null || late === null || late - early < NARROW_S
-    ? trans.__('about %1', instantText(session.expected_start_at_s, now, locale))
+    ? trans.__('about %1', instantText(session.expected_start_at_s, now))
     : trans.__(
         'probably between %1 and %2',
-        instantText(early, now, locale),
-        instantText(late, now, locale)
+        instantText(early, now),
+        instantText(late, now)
       );
 }
 
-/** Return local time; with the day, unless that is today's. */
-export function instantText(atS: number, now: number, locale?: string): string {
+/** Return local time, with its day if that is not today. */
+export function instantText(atS: number, now: number): string {
   const instant = new Date(atS * 1000);
   const time: Intl.DateTimeFormatOptions = {
     hour: 'numeric',
     minute: '2-digit'
   };
   return instant.toDateString() === new Date(now).toDateString()
-    ? instant.toLocaleTimeString(locale, time)
-    : instant.toLocaleString(locale, {
+    ? instant.toLocaleTimeString([], time)
+    : instant.toLocaleString([], {
         ...time,
         weekday: 'short',
         day: 'numeric',
@@ -371,10 +395,10 @@ export function instantText(atS: number, now: number, locale?: string): string {
       });
 }
 
-/** Return a process in words: a notebook's kernel by the notebook, another by its name and number. */
+/** Return a kernel by its notebook, any other process by its name and number. */
 export function processText(
   process: IProcess,
-  own: string | null,
+  own: string | undefined,
   trans: TranslationBundle
 ): string {
   if (process.notebook !== null) {

@@ -17,10 +17,10 @@ import { addCommands, CommandIDs } from './commands';
 import { showEnd } from './connectionlost';
 import { statusBarText } from './format';
 import { sliceIcon } from './icon';
-import { tellOfInput } from './input';
+import { reportInput } from './input';
 import type { IHubLocation } from './links';
 import { FGPUModel } from './model';
-import { addNotices, wished } from './notices';
+import { addNotices, showFailure } from './notices';
 import { watchForOutOfMemory } from './oomwatch';
 import { FGPUPanel } from './panel';
 import type { IContext } from './parts';
@@ -28,6 +28,7 @@ import { addRunningSection } from './running';
 import { SHARE_MIME, ShareView } from './shareview';
 import { FGPUStatusItem } from './statusitem';
 import { IFGPUModel, type ISession } from './tokens';
+import { watchForWaits } from './waitline';
 
 const DOMAIN = 'jupyterlab_fgpu';
 const PANEL_ID = 'jupyterlab-fgpu-panel';
@@ -42,7 +43,7 @@ const model: JupyterFrontEndPlugin<IFGPUModel> = {
     const model = new FGPUModel(app.serviceManager.serverSettings);
     // The server has enough to do until the page is there.
     void app.restored.then(() => model.start());
-    tellOfInput(app.serviceManager.serverSettings);
+    reportInput(app.serviceManager.serverSettings);
     return model;
   }
 };
@@ -81,23 +82,26 @@ const panel: JupyterFrontEndPlugin<void> = {
       PANEL_ID,
       () => void showEnd(app, model, trans, hub, null, true)
     );
-    const keep = (session: ISession) =>
-      void app.commands.execute(CommandIDs.keepSession, { id: session.id });
-    const extend = (session: ISession) =>
-      void app.commands.execute(CommandIDs.extendSession, { id: session.id });
+    const run = (command: string) => (session: ISession) =>
+      void app.commands.execute(command, { id: session.id });
+    const keep = run(CommandIDs.keepSession);
+    const extend = run(CommandIDs.extendSession);
     const context: IContext = {
       trans,
       hub,
       actions: {
         refresh: () => void app.commands.execute(CommandIDs.refresh),
-        stop: session =>
-          void app.commands.execute(CommandIDs.stopSession, { id: session.id }),
+        stop: run(CommandIDs.stopSession),
         endThis: () => void app.commands.execute(CommandIDs.endThisSession),
+        renameThis: () =>
+          void app.commands.execute(CommandIDs.renameThisSession),
         keep,
         extend,
-        park: session => void wished(model.park(session.id as number), trans),
-        wake: session => void wished(model.wake(session.id as number), trans),
-        resize: (id, wanted) => model.resize(id, wanted),
+        park: session => void showFailure(model.park(session.id as number), trans),
+        neverPark: (session, never) =>
+          void showFailure(model.neverPark(session.id as number, never), trans),
+        wake: session => void showFailure(model.wake(session.id as number), trans),
+        resize: (id, request) => model.resize(id, request),
         proof: begin => model.proof(begin)
       }
     };
@@ -127,19 +131,20 @@ const panel: JupyterFrontEndPlugin<void> = {
       CommandIDs.refresh,
       CommandIDs.launchSession,
       CommandIDs.openServicePage,
+      CommandIDs.renameThisSession,
       CommandIDs.endThisSession,
-      CommandIDs.notifyOutside
+      CommandIDs.notifyWhileHidden
     ]) {
       palette?.addItem({ command, category });
     }
 
-    const wishes = { ready: true, ending: true };
-    addNotices(model, trans, hub, wishes, keep, extend);
+    const enabled = { ready: true, ending: true };
+    addNotices(model, trans, hub, enabled, keep, extend);
 
     const apply = (loaded: ISettingRegistry.ISettings) => {
       model.refreshPeriodS = loaded.composite['refreshPeriodS'] as number;
-      wishes.ready = loaded.composite['notifyWhenReady'] as boolean;
-      wishes.ending = loaded.composite['notifyBeforeEnd'] as boolean;
+      enabled.ready = loaded.composite['notifyWhenReady'] as boolean;
+      enabled.ending = loaded.composite['notifyBeforeEnd'] as boolean;
     };
     const loadSettings = async () => {
       // Nothing is asked before the page is there.
@@ -211,9 +216,10 @@ const running: JupyterFrontEndPlugin<void> = {
   }
 };
 
-const outOfMemory: JupyterFrontEndPlugin<void> = {
-  id: 'jupyterlab-fgpu:out-of-memory',
-  description: 'Explains a CUDA out-of-memory error under its cell.',
+const cells: JupyterFrontEndPlugin<void> = {
+  id: 'jupyterlab-fgpu:cells',
+  description:
+    'Shows at a cell that it waits for the GPU, and what to do about a CUDA out-of-memory error.',
   autoStart: true,
   requires: [IFGPUModel],
   optional: [JupyterFrontEnd.IPaths, ITranslator],
@@ -225,6 +231,7 @@ const outOfMemory: JupyterFrontEndPlugin<void> = {
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     watchForOutOfMemory(app, model, trans, hubOf(paths));
+    watchForWaits(app, model, trans);
   }
 };
 
@@ -259,4 +266,4 @@ function hubOf(paths: JupyterFrontEnd.IPaths | null): IHubLocation {
 }
 
 export { IFGPUModel } from './tokens';
-export default [model, panel, status, running, outOfMemory, ended];
+export default [model, panel, status, running, cells, ended];

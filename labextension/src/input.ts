@@ -5,24 +5,20 @@ import { requestAPI } from './request';
 /** Least time between two reports to the server. */
 const EVERY_MS = 20_000;
 
-/**
- * Tell the server that a user is there, by their keyboard or pointer.
- *
- * A tab that is only open does not keep an idle session.
- */
-export function tellOfInput(settings: ServerConnection.ISettings): void {
-  let toldAt = -EVERY_MS;
-  const tell = (): void => {
-    if (performance.now() - toldAt < EVERY_MS) {
+/** Report keyboard and pointer to the server: an open tab alone does not count as use of the session. */
+export function reportInput(settings: ServerConnection.ISettings): void {
+  let reportedAt = -EVERY_MS;
+  const report = (): void => {
+    if (performance.now() - reportedAt < EVERY_MS) {
       return;
     }
-    toldAt = performance.now();
+    reportedAt = performance.now();
     requestAPI('input', { method: 'POST' }, settings).catch(() => {
-      // The next input tells it again.
-      toldAt = -EVERY_MS;
+      // The next input is reported again.
+      reportedAt = -EVERY_MS;
     });
   };
   for (const kind of ['keydown', 'pointerdown', 'pointermove', 'wheel']) {
-    document.addEventListener(kind, tell, { capture: true, passive: true });
+    document.addEventListener(kind, report, { capture: true, passive: true });
   }
 }

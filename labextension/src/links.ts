@@ -37,20 +37,14 @@ export function saveHref(
     : `${page}save/${session.id}${end ? '?end=1' : ''}`;
 }
 
-/** Return the address of a page about a session of the user, such as "rename" or "log"; null without a Hub. */
-export function sessionHref(
-  hub: IHubLocation,
-  session: ISession,
-  what: 'log' | 'rename'
-): string | null {
+/** Return the address of the page with a session's log; null without a Hub. */
+export function logHref(hub: IHubLocation, session: ISession): string | null {
   const page = servicePageHref(hub);
-  return page === null || session.id === null
-    ? null
-    : `${page}${what}/${session.id}`;
+  return page === null || session.id === null ? null : `${page}log/${session.id}`;
 }
 
-/** Return the address of the form for this session's server, filled in as the session was; null without a Hub. */
-export function againHref(hub: IHubLocation, status: IStatus | null): string | null {
+/** Return the address of the form for this session's server with the session's values; null without a Hub. */
+export function restartHref(hub: IHubLocation, status: IStatus | null): string | null {
   if (status === null || status.user === null || status.session === null) {
     return null;
   }
@@ -59,20 +53,11 @@ export function againHref(hub: IHubLocation, status: IStatus | null): string | n
   return hubHref(hub, `${hub.prefix.replace(/\/*$/, '/')}spawn/${path}?again=1`);
 }
 
-/** Return the names of the servers of all of the user's sessions. */
-function taken(status: IStatus): Set<string> {
-  const all: ISession[] = [...status.others];
-  if (status.session !== null) {
-    all.push(status.session);
-  }
-  return new Set(all.map(session => session.server_name));
-}
-
 /**
- * Return the address of the Hub's form for one more session, or null without a Hub. `options` are in
- * the form when it opens: behind the #, because as a query they would start it without a look.
+ * Return the address of the Hub's form for one more session, filled with `options`; null without a Hub. The options
+ * follow a #: as a query they would start the session at once.
  */
-export function formHref(
+export function launchFormHref(
   hub: IHubLocation,
   status: IStatus,
   options: Record<string, string> = {}
@@ -80,7 +65,7 @@ export function formHref(
   if (status.user === null) {
     return null;
   }
-  const names = taken(status);
+  const names = new Set([status.session, ...status.others].map(session => session?.server_name));
   let number = 2;
   while (names.has(`gpu-${number}`)) {
     number += 1;

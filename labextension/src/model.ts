@@ -3,7 +3,7 @@ import { VDomModel } from '@jupyterlab/ui-components';
 import { Poll } from '@lumino/polling';
 import { type ISignal, Signal } from '@lumino/signaling';
 
-import { mayNotify } from './outside';
+import { canNotify } from './browsernotifications';
 import { requestAPI, ResponseError } from './request';
 import type {
   IExplanation,
@@ -12,12 +12,15 @@ import type {
   IReading,
   ISession,
   IStatus,
-  Wanted
+  ResizeRequest
 } from './tokens';
 
 const DEFAULT_PERIOD_S = 10;
 const LONGEST_PERIOD_S = 300;
 const HIDDEN_PERIOD_S = 60;
+/** How often, and at what distance, the status is read until a session that its owner parks is parked. */
+const PARK_TRIES = 10;
+const PARK_TRY_MS = 2000;
 
 /**
  * Polls the server extension once for all widgets of a tab. While the tab is hidden it asks once a minute where
@@ -40,7 +43,7 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
       name: 'jupyterlab-fgpu:model#hidden',
       factory: () => this._read(),
       frequency: frequency(HIDDEN_PERIOD_S),
-      standby: () => !document.hidden || !mayNotify()
+      standby: () => !document.hidden || !canNotify()
     });
     document.addEventListener('visibilitychange', this._onVisibility);
   }
@@ -52,8 +55,8 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
     void this._hiddenPoll.schedule();
   }
 
-  rest(): void {
-    this._resting = true;
+  pause(): void {
+    this._isPaused = true;
     void this._poll.stop();
     void this._hiddenPoll.stop();
   }
@@ -62,8 +65,8 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
     return this._reading;
   }
 
-  get told(): ISignal<IFGPUModel, IStatus> {
-    return this._told;
+  get statusReceived(): ISignal<IFGPUModel, IStatus> {
+    return this._statusReceived;
   }
 
   watchDetails(on: boolean): void {
@@ -92,37 +95,64 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
   }
 
   async stop(id: number): Promise<void> {
-    await this._wish(id, 'stop');
+    await this._post(id, 'stop');
   }
 
   async keep(id: number): Promise<void> {
-    await this._wish(id, 'keep');
+    await this._post(id, 'keep');
   }
 
   async extend(id: number): Promise<void> {
-    await this._wish(id, 'extend');
+    await this._post(id, 'extend');
   }
 
   async park(id: number): Promise<void> {
-    await this._wish(id, 'park');
+    await this._post(id, 'park');
+    for (let tries = 0; tries < PARK_TRIES; tries++) {
+      await new Promise(resolve => setTimeout(resolve, PARK_TRY_MS));
+      await this.refresh();
+      const { status } = this._reading;
+      const session = [status?.session, ...(status?.others ?? [])].find(
+        one => one?.id === id
+      );
+      if (session?.park_refused) {
+        throw new Error(session.park_refused);
+      }
+      if (session?.state !== 'RUNNING') {
+        return;
+      }
+    }
+  }
+
+  async neverPark(id: number, never: boolean): Promise<void> {
+    await this._post(id, never ? 'never-park' : 'may-park');
   }
 
   async wake(id: number): Promise<void> {
-    await this._wish(id, 'wake');
+    await this._post(id, 'wake');
   }
 
-  async resize(id: number, wanted: Wanted): Promise<ISession> {
+  async rename(id: number, name: string): Promise<void> {
+    await this._post(id, 'rename', { name });
+  }
+
+  async resize(id: number, request: ResizeRequest): Promise<ISession> {
     try {
       const { session } = await requestAPI<{ session: ISession }>(
         `sessions/${id}/resize`,
-        { method: 'POST', body: JSON.stringify(wanted) },
+        { method: 'POST', body: JSON.stringify(request) },
         this._settings
       );
       return session;
     } finally {
-      // Before it is told that it is done: status bar and panel say the same.
+      // Before the caller shows the result, so that status bar and panel agree with it.
       await this.refresh();
     }
+  }
+
+  async scriptTold(): Promise<void> {
+    // Without an answer another browser tells it again.
+    await requestAPI('script', { method: 'POST' }, this._settings).catch(() => null);
   }
 
   async proof(begin: boolean): Promise<IProof> {
@@ -140,23 +170,24 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
       { method: 'GET' },
       this._settings
     );
-    // The panel may advise less still: the server knows better from now on.
+    // From now on the server advises no smaller amount.
     void this._poll.refresh();
     return found;
   }
 
-  private async _wish(
+  private async _post(
     id: number,
-    what: 'stop' | 'keep' | 'extend' | 'park' | 'wake'
+    action: string,
+    body: { name: string } | null = null
   ): Promise<void> {
     try {
       await requestAPI(
-        `sessions/${id}/${what}`,
-        { method: 'POST' },
+        `sessions/${id}/${action}`,
+        { method: 'POST', body: body && JSON.stringify(body) },
         this._settings
       );
     } finally {
-      // Also after a refusal: the session may have ended by itself.
+      // Also after a refusal: the session may have ended.
       void this._poll.refresh();
     }
   }
@@ -189,8 +220,8 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
         server: missing ? 'missing' : 'offline'
       };
       this.stateChanged.emit();
-      if (this._resting) {
-        this.rest();
+      if (this._isPaused) {
+        this.pause();
       }
       // The poll backs off when its factory rejects.
       throw error;
@@ -198,15 +229,15 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
   }
 
   private _accept(status: IStatus): void {
-    if (this._resting) {
-      this._resting = false;
+    if (this._isPaused) {
+      this._isPaused = false;
       void this._hiddenPoll.schedule();
     }
     this._reading = { server: 'ok', status, receivedAt: Date.now() };
     this.stateChanged.emit();
     // A view without the service lists no sessions.
     if (status.hub === 'ok') {
-      this._told.emit(status);
+      this._statusReceived.emit(status);
     }
   }
 
@@ -227,9 +258,9 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
   };
   private readonly _poll: Poll;
   private readonly _hiddenPoll: Poll;
-  private readonly _told = new Signal<IFGPUModel, IStatus>(this);
+  private readonly _statusReceived = new Signal<IFGPUModel, IStatus>(this);
   private _watchers = 0;
-  private _resting = false;
+  private _isPaused = false;
   private readonly _settings: ServerConnection.ISettings;
 }
 

@@ -2,43 +2,50 @@ import { Notification } from '@jupyterlab/apputils';
 import { PageConfig } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { endText, parkedText, roundText } from './format';
-import { hubHref, type IHubLocation } from './links';
-import { type INews, news } from './news';
-import { browserStorage, Kept } from './once';
-import { mayNotify, notify } from './outside';
+import { canNotify, showBrowserNotification } from './browsernotifications';
+import {
+  endText,
+  errorText,
+  exactDurationText,
+  parkedText,
+  scriptText,
+  sessionName
+} from './format';
+import { hubHref, type IHubLocation, logHref } from './links';
+import { type ISessionEvent, newEvents } from './sessionevents';
+import { browserStorage, StoredList } from './storedlist';
 import type { IFGPUModel, ISession, IStatus } from './tokens';
 
 /** Which notifications the user wants. */
-export interface IWishes {
+export interface INotificationSettings {
   ready: boolean;
   ending: boolean;
 }
 
 /**
- * Show a notification for what is new of the user's sessions: each once, also after a reload or in another tab.
- * A hidden tab has the browser show it, and Lab shows it when the tab is seen again.
+ * Notify of each event of the user's sessions once, also over reloads and tabs.
+ * For a hidden tab the browser shows it; Lab shows it again once the tab is visible.
  */
 export function addNotices(
   model: IFGPUModel,
   trans: TranslationBundle,
   hub: IHubLocation,
-  wishes: IWishes,
+  enabled: INotificationSettings,
   keep: (session: ISession) => void,
   extend: (session: ISession) => void
 ): void {
   const prefix = `jupyterlab-fgpu:${PageConfig.getBaseUrl()}:`;
   const storage = browserStorage();
-  const waiting = new Kept(`${prefix}waiting`, storage);
-  const told = new Kept(`${prefix}told`, storage);
-  // Apart, so that what the browser has shown is still news to Lab.
-  const waitingOutside = new Kept(`${prefix}outside:waiting`, storage);
-  const toldOutside = new Kept(`${prefix}outside:told`, storage);
-  /** Warnings that are shown, by session, with the end that they speak of. */
-  const shown = new Map<number | null, { id: string; ends: number | null }>();
+  const waiting = new StoredList(`${prefix}waiting`, storage);
+  const announced = new StoredList(`${prefix}announced`, storage);
+  // Separate lists: Lab also shows what the browser has shown.
+  const waitingHidden = new StoredList(`${prefix}hidden:waiting`, storage);
+  const announcedHidden = new StoredList(`${prefix}hidden:announced`, storage);
+  /** The open warnings by session, each with the end that it names. */
+  const warnings = new Map<number | null, { id: string; ends: number | null }>();
 
-  const text = ({ kind, session }: INews): string => {
-    const name = session.display_name || trans.__('the session');
+  const text = ({ kind, session }: ISessionEvent): string => {
+    const name = sessionName(session, trans);
     const end = endText(session, Date.now(), trans) ?? '';
     switch (kind) {
       case 'ready':
@@ -49,15 +56,15 @@ export function addNotices(
         return trans.__('%1 ends soon. %2', name, end);
     }
   };
-  const isWished = (one: INews): boolean =>
-    one.kind === 'ready' ? wishes.ready : wishes.ending;
+  const isEnabled = (one: ISessionEvent): boolean =>
+    one.kind === 'ready' ? enabled.ready : enabled.ending;
 
-  const show = (one: INews): void => {
+  const show = (one: ISessionEvent): void => {
     const { session } = one;
     if (one.kind === 'ready') {
       const href = hubHref(hub, session.url);
       Notification.success(text(one), {
-        // It says so once; the user may be looking elsewhere when it does.
+        // The user may be looking elsewhere.
         autoClose: false,
         actions:
           href === null
@@ -82,13 +89,13 @@ export function addNotices(
                 {
                   label: trans.__(
                     'Extend by %1',
-                    roundText(session.extend_by_s, trans)
+                    exactDurationText(session.extend_by_s, trans)
                   ),
                   callback: () => extend(session)
                 }
               ]
     });
-    shown.set(session.id, { id, ends: session.ends_at_s });
+    warnings.set(session.id, { id, ends: session.ends_at_s });
   };
 
   /** The notification while a call of this session waits for the GPU. */
@@ -109,41 +116,62 @@ export function addNotices(
     }
   };
 
-  model.told.connect((_, status: IStatus) => {
+  model.statusReceived.connect((_, status: IStatus) => {
     showWait(status.session);
     const all = [...(status.session ? [status.session] : []), ...status.others];
-    for (const [sessionId, warning] of shown) {
+    for (const [sessionId, warning] of warnings) {
       const ends = all.find(s => s.id === sessionId)?.ends_at_s ?? null;
       if (ends !== warning.ends) {
-        // Kept, used again, or gone: what it says is no longer so.
+        // The session was kept, used, or has ended.
         Notification.dismiss(warning.id);
-        shown.delete(sessionId);
+        warnings.delete(sessionId);
+      }
+    }
+    const failed = scriptText(status.script, trans);
+    if (failed !== null && !document.hidden && status.session !== null) {
+      if (announced.addNew(`script ${status.session.id}`)) {
+        showFailedScript(failed, logHref(hub, status.session), trans);
+        // Other browsers do not have this browser's list.
+        void model.scriptTold();
       }
     }
     const now = Date.now();
-    // Also while this tab is seen, so that a hidden one does not say it again.
-    const outside = news(status, now, waitingOutside, toldOutside);
+    // Also for a visible tab, so that a hidden one does not repeat it.
+    const hidden = newEvents(status, now, waitingHidden, announcedHidden);
     if (!document.hidden) {
-      news(status, now, waiting, told).filter(isWished).forEach(show);
-    } else if (mayNotify()) {
-      outside
-        .filter(isWished)
+      newEvents(status, now, waiting, announced).filter(isEnabled).forEach(show);
+    } else if (canNotify()) {
+      hidden
+        .filter(isEnabled)
         .forEach(one =>
-          notify(text(one), `fgpu ${one.kind} ${one.session.id}`)
+          showBrowserNotification(text(one), `fgpu ${one.kind} ${one.session.id}`)
         );
     }
   });
 }
 
-/** Show why a wish was refused, as the service worded it. */
-export async function wished(
-  wish: Promise<void>,
+function showFailedScript(
+  message: string,
+  href: string | null,
   trans: TranslationBundle
+): void {
+  const open = () => window.open(href ?? '', '_blank', 'noopener');
+  Notification.warning(message, {
+    autoClose: false,
+    actions: href === null ? [] : [{ label: trans.__('Log'), callback: open }]
+  });
+}
+
+/** Wait for an action, and show why it failed; `text` puts the service's reason into a sentence. */
+export async function showFailure(
+  action: Promise<void>,
+  trans: TranslationBundle,
+  text = (why: string): string => trans.__('Not done: %1', why)
 ): Promise<void> {
   try {
-    await wish;
+    await action;
   } catch (error) {
-    const why = error instanceof Error ? error.message : String(error);
-    Notification.error(trans.__('Not done: %1', why), { autoClose: false });
+    // Without autoClose it would only count up in the notification centre.
+    Notification.error(text(errorText(error)), { autoClose: false });
   }
 }

@@ -1,30 +1,30 @@
 /**
- * Which other amounts of its GPU a running session is offered, and in which terms it asks for them. Pure.
+ * The other amounts of its GPU that a running session can request, and the requests for them. Pure.
  */
-import type { ISession, Wanted } from './tokens';
+import type { ISession, ResizeRequest } from './tokens';
 
 export const MEMORY_STEP_MIB = 128;
 export const COMPUTE_STEP_PERCENT = 5;
 
-/** The fields of an offer: of fGPU with what is possible now, or exact, where what is possible is not known before. */
-export type Offer =
-  | { kind: 'fgpu'; now: string; least: string; most: string; step: string }
+/** The fields of the form: fGPU within the range that is possible now, or exact amounts without a known range. */
+export type ResizeOffer =
+  | { kind: 'fgpu'; now: string; min: string; max: string; step: string }
   | { kind: 'exact'; memoryMib: number; computePercent: number | null }
-  | { kind: 'nothing' };
+  | { kind: 'none' };
 
-/** Return what a session is offered, or null where it keeps its slice whatever is asked for. */
-export function offerOf(session: ISession): Offer | null {
+/** Return the offer for a session, or null if its amount is fixed. */
+export function resizeOffer(session: ISession): ResizeOffer | null {
   const { resize, fgpu, amount, gpu_memory_mib } = session;
   if (resize === null || resize.why_not !== null || session.id === null) {
     return null;
   }
   if (fgpu !== null && amount === `${fgpu} fGPU`) {
     const { amounts } = resize;
-    const [least, next] = amounts;
-    const most = amounts[amounts.length - 1];
-    return least === undefined || next === undefined || most === undefined
-      ? { kind: 'nothing' }
-      : { kind: 'fgpu', now: fgpu, least, most, step: difference(next, least) };
+    const [min, next] = amounts;
+    const max = amounts[amounts.length - 1];
+    return min === undefined || next === undefined || max === undefined
+      ? { kind: 'none' }
+      : { kind: 'fgpu', now: fgpu, min, max, step: difference(next, min) };
   }
   if (gpu_memory_mib === null) {
     return null;
@@ -37,8 +37,8 @@ export function offerOf(session: ISession): Offer | null {
   };
 }
 
-/** Return what to send for the fields' texts: the service says what is wrong with an amount. */
-export function wantedOf(offer: Offer, texts: Record<string, string>): Wanted {
+/** Return the request for the fields' texts; the service checks the amount. */
+export function requestFromFields(offer: ResizeOffer, texts: Record<string, string>): ResizeRequest {
   if (offer.kind !== 'exact') {
     return { fgpu: texts['fgpu'] ?? '' };
   }
@@ -48,8 +48,8 @@ export function wantedOf(offer: Offer, texts: Record<string, string>): Wanted {
     : { ...memory, compute_percent: Number(texts['compute_percent']) };
 }
 
-/** Return what to send for the options of a launch: the amount alone, in the terms that they are in. */
-export function wantedFrom(options: Record<string, string>): Wanted {
+/** Return the request for the amount in a launch's options. */
+export function requestFromOptions(options: Record<string, string>): ResizeRequest {
   const { fgpu, gpu_memory_mib, compute_percent } = options;
   if (fgpu !== undefined) {
     return { fgpu };
@@ -60,7 +60,7 @@ export function wantedFrom(options: Record<string, string>): Wanted {
     : { ...memory, compute_percent: Number(compute_percent) };
 }
 
-/** Return the exact difference of two decimals: in binary 0.3 - 0.2 is no step of anything. */
+/** Return the exact difference of two decimals; as binary numbers 0.3 - 0.2 is not 0.1. */
 function difference(more: string, less: string): string {
   const thousandths = Math.round(Number(more) * 1000) - Math.round(Number(less) * 1000);
   return String(thousandths / 1000);

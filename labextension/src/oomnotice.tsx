@@ -3,10 +3,11 @@ import { ReactWidget } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
 import { ProcessTable } from './details';
-import { useWish } from './resize';
+import { asSentence } from './format';
+import { useRequest } from './resize';
 import type { IExplanation } from './tokens';
 
-/** The notice under a cell that ran out of GPU memory. It is no output, so no file contains it. */
+/** The notice under a cell that ran out of GPU memory. It is no output, so it is not saved in the notebook. */
 export class OutOfMemoryNotice extends ReactWidget {
   constructor(
     private readonly _options: {
@@ -35,13 +36,11 @@ export class OutOfMemoryNotice extends ReactWidget {
       <section aria-label={title} role="alert">
         <strong>{title}</strong>
         <p>{limitText(explanation, trans)}</p>
-        {explanation.processes.length > 0 && (
-          <ProcessTable
-            processes={explanation.processes}
-            own={notebook}
-            trans={trans}
-          />
-        )}
+        <ProcessTable
+          processes={explanation.processes}
+          own={notebook}
+          trans={trans}
+        />
         <p>
           {trans.__(
             'Free what is no longer needed, shut down other kernels that hold GPU memory, or use smaller batches.'
@@ -56,7 +55,7 @@ export class OutOfMemoryNotice extends ReactWidget {
               'A session with %1 would have %2 MiB. Once this one has ended: %3',
               larger.amount,
               larger.gpu_memory_mib,
-              sentence(larger.text ?? trans.__('its start is not known'))
+              asSentence(larger.text ?? trans.__('Its start is not known.'))
             )}
           </p>
         )}
@@ -76,13 +75,12 @@ export class OutOfMemoryNotice extends ReactWidget {
 }
 
 /** Offers the larger amount in place: no session ends, and no kernel. */
-function Grow(props: {
+function Grow({ larger, grow, trans }: {
   larger: NonNullable<IExplanation['larger']>;
   grow: () => Promise<unknown>;
   trans: TranslationBundle;
 }): JSX.Element {
-  const { larger, grow, trans } = props;
-  const { busy, refusal, done, run } = useWish(grow);
+  const { busy, refusal, done, run } = useRequest(grow);
   return (
     <>
       {!done && (
@@ -119,12 +117,8 @@ function Grow(props: {
   );
 }
 
-function sentence(text: string): string {
-  return /[.!?]$/.test(text) ? text : `${text}.`;
-}
-
 /** Return the limit, the memory held, and the request, each if known. */
-export function limitText(
+function limitText(
   { limit_mib, used_mib, tried_mib }: IExplanation,
   trans: TranslationBundle
 ): string {

@@ -1,24 +1,21 @@
 import * as React from 'react';
 
 import { Ending } from './ending';
-import { amountText, isUp, queueText, stateText } from './format';
-import { formHref, hubHref } from './links';
+import { amountText, isServerRunning, queueText, sessionName } from './format';
+import { launchFormHref, hubHref } from './links';
 import {
-  Away,
+  ExternalLink,
   Extend,
-  type IContext,
+  type ISessionProps,
+  type IStatusProps,
   Parking,
   Section,
-  SimulatedMark
+  SimulatedMark,
+  StateMark
 } from './parts';
-import type { ISession, IStatus } from './tokens';
 
 /** The user's other sessions, running and waiting, and the way to one more. */
-export function OtherSessions(props: {
-  status: IStatus;
-  context: IContext;
-}): JSX.Element {
-  const { status, context } = props;
+export function OtherSessions({ status, context }: IStatusProps): JSX.Element {
   const { trans, hub } = context;
   return (
     <Section title={trans.__('Your other sessions')}>
@@ -32,22 +29,19 @@ export function OtherSessions(props: {
         </ul>
       )}
       <p>
-        <Away href={formHref(hub, status)}>{trans.__('Launch another…')}</Away>
+        <ExternalLink href={launchFormHref(hub, status)}>{trans.__('Launch another…')}</ExternalLink>
       </p>
     </Section>
   );
 }
 
-function OtherSession(props: {
-  session: ISession;
-  context: IContext;
-}): JSX.Element {
-  const { session, context } = props;
+function OtherSession({ session, context }: ISessionProps): JSX.Element {
   const { trans, hub, actions } = context;
-  const name = session.display_name || trans.__('the session');
-  const queue = queueText(session, Date.now(), trans);
-  const isRunning = isUp(session);
+  const name = sessionName(session, trans);
+  const isRunning = isServerRunning(session);
   const isWaiting = session.state === 'PENDING';
+  // Parking has the same lines for a parked session.
+  const queue = isWaiting ? queueText(session, Date.now(), trans) : null;
   const href = hubHref(hub, isRunning ? session.url : session.pending_url);
   const canStop = session.id !== null && session.state !== 'TERMINATING';
   const detail = [amountText(session, trans), session.image_name]
@@ -57,11 +51,7 @@ function OtherSession(props: {
     <li className="jp-fgpu-Session">
       <div className="jp-fgpu-SessionHead">
         <strong title={name}>{name}</strong>
-        <span
-          className={`jp-fgpu-State${isRunning ? ' jp-fgpu-mod-running' : ''}`}
-        >
-          {stateText(session.state, trans)}
-        </span>
+        <StateMark session={session} trans={trans} />
       </div>
       <div>
         {detail} {session.simulated && <SimulatedMark trans={trans} />}
@@ -69,7 +59,7 @@ function OtherSession(props: {
       {queue !== null && (
         <div title={session.forecast_basis ?? undefined}>{queue}</div>
       )}
-      {session.wait_text !== null && (
+      {isWaiting && session.wait_text !== null && (
         <div className="jp-fgpu-Minor">{session.wait_text}</div>
       )}
       {session.pull !== null && (
@@ -81,7 +71,7 @@ function OtherSession(props: {
       <Ending session={session} trans={trans} keep={actions.keep} />
       <div className="jp-fgpu-Actions">
         {session.state !== 'TERMINATING' && (
-          <Away
+          <ExternalLink
             href={href}
             label={
               isRunning
@@ -90,7 +80,7 @@ function OtherSession(props: {
             }
           >
             {isRunning ? trans.__('Open') : trans.__('Watch')}
-          </Away>
+          </ExternalLink>
         )}
         <Extend session={session} context={context} />
         <Parking session={session} context={context} />

@@ -2,14 +2,15 @@ import { refreshIcon, VDomRenderer } from '@jupyterlab/ui-components';
 import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 
-import { instantText, problem, staleText } from './format';
+import { instantText, problemText, staleText } from './format';
 import { servicePageHref } from './links';
 import { OtherSessions } from './othersessions';
-import { Away, type IContext, Section } from './parts';
+import { ExternalLink, type IContext, type IStatusProps, Section } from './parts';
 import { Queue } from './queue';
 import { Resources } from './resources';
 import { ThisSession } from './thissession';
-import type { IBanner, IFGPUModel, IStatus } from './tokens';
+import type { Banner as IBanner } from './service';
+import type { IFGPUModel } from './tokens';
 
 /** The side panel: this session, the user's other sessions, what they hold of what there is, the queue. */
 export class FGPUPanel extends VDomRenderer<IFGPUModel> {
@@ -24,7 +25,7 @@ export class FGPUPanel extends VDomRenderer<IFGPUModel> {
   protected render(): JSX.Element {
     const { trans, actions } = this._context;
     const { reading } = this.model;
-    const wrong = problem(reading, trans);
+    const wrong = problemText(reading, trans);
     const stale = staleText(reading, Date.now(), trans);
     return (
       <>
@@ -69,8 +70,7 @@ export class FGPUPanel extends VDomRenderer<IFGPUModel> {
 }
 
 /** What the administrator tells all. */
-function Banner(props: { banner: IBanner; context: IContext }): JSX.Element {
-  const { banner, context } = props;
+function Banner({ banner, context }: { banner: IBanner; context: IContext }): JSX.Element {
   const { trans } = context;
   return (
     <p
@@ -92,11 +92,7 @@ function Banner(props: { banner: IBanner; context: IContext }): JSX.Element {
   );
 }
 
-function StatusView(props: {
-  status: IStatus;
-  context: IContext;
-}): JSX.Element | null {
-  const { status, context } = props;
+function StatusView({ status, context }: IStatusProps): JSX.Element | null {
   const { trans, hub } = context;
   if (status.hub === 'absent' && status.session === null) {
     return null;
@@ -109,10 +105,10 @@ function StatusView(props: {
       {known && <Resources status={status} context={context} />}
       {status.hub !== 'absent' && (
         <Section title={trans.__('Queue')}>
-          {known && <Queue status={status} trans={trans} />}
-          <Away href={servicePageHref(hub)}>
+          {known && <Queue status={status} context={context} />}
+          <ExternalLink href={servicePageHref(hub)}>
             {trans.__('Your sessions and the GPUs')}
-          </Away>
+          </ExternalLink>
         </Section>
       )}
     </>

@@ -12,16 +12,16 @@ export interface IPoint {
   value: number | null;
 }
 
-/** Return the pieces of a line through the points, in the picture's coordinates; unknown values leave gaps. */
-export function pieces(
+/** Return the line through the points in the plot's coordinates, in segments: unknown values leave gaps. */
+export function lineSegments(
   points: readonly IPoint[],
-  most: number,
+  max: number,
   everyS: number
 ): [number, number][][] {
   const first = points[0]?.at_s ?? 0;
   const last = points[points.length - 1]?.at_s ?? 0;
   const span = Math.max(1, last - first);
-  const found: [number, number][][] = [];
+  const segments: [number, number][][] = [];
   let before: number | null = null;
   for (const { at_s, value } of points) {
     if (value === null) {
@@ -29,16 +29,16 @@ export function pieces(
       continue;
     }
     const x = (WIDTH * (at_s - first)) / span;
-    const y = HEIGHT - (HEIGHT * Math.min(most, Math.max(0, value))) / most;
-    const piece = found[found.length - 1];
-    if (before === null || piece === undefined || at_s - before > GAP * everyS) {
-      found.push([[x, y]]);
+    const y = HEIGHT - (HEIGHT * Math.min(max, Math.max(0, value))) / max;
+    const segment = segments[segments.length - 1];
+    if (before === null || segment === undefined || at_s - before > GAP * everyS) {
+      segments.push([[x, y]]);
     } else {
-      piece.push([x, y]);
+      segment.push([x, y]);
     }
     before = at_s;
   }
-  return found;
+  return segments;
 }
 
 /** Return the largest value that is known, or null. */
@@ -48,8 +48,8 @@ export function peak(points: readonly { value: number | null }[]): number | null
 }
 
 /**
- * Return the measured points and, after them, what is held now as it is seen from inside: the machine is measured some
- * seconds later, and a plot that ends before would say less than the number above it.
+ * Return the measured points, and one more with the memory in use now as seen from inside the session. The machine is
+ * measured some seconds later: without that point the plot would show less than the number above it.
  */
 export function withNow<P extends { at_s: number; memory_used_mib: number | null }>(
   measured: readonly P[],
@@ -68,21 +68,20 @@ export function withNow<P extends { at_s: number; memory_used_mib: number | null
   ];
 }
 
-/** A small plot of the last minutes; `mark` is drawn as a dashed line, such as what one is entitled to. */
-export function Plot(props: {
+/** A small plot of the last minutes; `mark` is drawn as a dashed line, such as the session's share. */
+export function Plot({ points, max, everyS, mark, label, caption }: {
   points: readonly IPoint[];
-  most: number;
+  max: number;
   everyS: number;
   mark?: number | null;
-  /** What the plot shows, in words: for those who do not see it. */
+  /** What the plot shows, in words, for screen readers. */
   label: string;
   caption: string;
 }): JSX.Element {
-  const { points, most, everyS, mark, label, caption } = props;
-  const found = pieces(points, most, everyS);
+  const segments = lineSegments(points, max, everyS);
   const text = (line: [number, number][]) =>
     line.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(' ');
-  const markY = mark ? HEIGHT - (HEIGHT * Math.min(most, mark)) / most : null;
+  const markY = mark ? HEIGHT - (HEIGHT * Math.min(max, mark)) / max : null;
   return (
     <figure className="jp-fgpu-Plot">
       <svg
@@ -91,13 +90,13 @@ export function Plot(props: {
         viewBox={`0 -1 ${WIDTH} ${HEIGHT + 2}`}
         preserveAspectRatio="none"
       >
-        {found.map((line, index) => (
+        {segments.map((line, index) => (
           <polygon
             key={`a${index}`}
             points={`${line[0]![0]},${HEIGHT} ${text(line)} ${line[line.length - 1]![0]},${HEIGHT}`}
           />
         ))}
-        {found.map((line, index) => (
+        {segments.map((line, index) => (
           <polyline
             key={`l${index}`}
             // A single point would not be seen.

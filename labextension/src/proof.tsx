@@ -1,5 +1,6 @@
 import * as React from 'react';
 
+import { errorText } from './format';
 import type { IContext } from './parts';
 import type { IProof, IProofCheck } from './tokens';
 
@@ -17,7 +18,7 @@ export function Proof(props: { context: IContext }): JSX.Element {
       setProof(await actions.proof(begin));
       setProblem(null);
     } catch (error) {
-      setProblem(error instanceof Error ? error.message : String(error));
+      setProblem(errorText(error));
       setProof(null);
     }
   };
@@ -83,11 +84,10 @@ function heldText(proof: IProof, trans: IContext['trans']): string {
   return trans.__('%1 of %2 checks held.', held, proof.checks.length);
 }
 
-function ProofTable(props: {
+function ProofTable({ checks, context }: {
   checks: IProofCheck[];
   context: IContext;
 }): JSX.Element {
-  const { checks, context } = props;
   const { trans } = context;
   const words: Record<IProofCheck['state'], string> = {
     held: trans.__('held'),

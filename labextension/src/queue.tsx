@@ -1,15 +1,13 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { queueText } from './format';
+import { queueText, sessionName } from './format';
+import type { IStatusProps } from './parts';
 import type { IStatus } from './tokens';
 
 /** How many requests wait, and where mine are among them. */
-export function Queue(props: {
-  status: IStatus;
-  trans: TranslationBundle;
-}): JSX.Element {
-  const { status, trans } = props;
+export function Queue({ status, context }: IStatusProps): JSX.Element {
+  const { trans } = context;
   const waiting = status.others.filter(other => other.state === 'PENDING');
   return (
     <>
@@ -18,7 +16,7 @@ export function Queue(props: {
         <p key={other.id}>
           {trans.__(
             '%1: %2',
-            other.display_name || trans.__('the session'),
+            sessionName(other, trans),
             queueText(other, Date.now(), trans) ?? ''
           )}
         </p>

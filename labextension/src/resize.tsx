@@ -1,18 +1,20 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
+import { errorText } from './format';
 import {
   COMPUTE_STEP_PERCENT,
   MEMORY_STEP_MIB,
-  type Offer,
-  offerOf,
-  wantedOf
+  requestFromFields,
+  resizeOffer,
+  type ResizeOffer
 } from './offer';
 import type { IContext } from './parts';
-import type { IResize, IThisSession } from './tokens';
+import type { Resize as IResize } from './service';
+import type { IThisSession } from './tokens';
 
-/** How far something is that was asked for, and why it was not done. */
-export function useWish(ask: () => Promise<unknown>): {
+/** The state of a request that a button starts: busy, done, or refused with a reason. */
+export function useRequest(request: () => Promise<unknown>): {
   busy: boolean;
   done: boolean;
   refusal: string | null;
@@ -27,10 +29,10 @@ export function useWish(ask: () => Promise<unknown>): {
     setState('busy');
     setRefusal(null);
     try {
-      await ask();
+      await request();
       setState('done');
     } catch (error) {
-      setRefusal(error instanceof Error ? error.message : String(error));
+      setRefusal(errorText(error));
       setState('none');
     }
   };
@@ -42,17 +44,16 @@ export function useWish(ask: () => Promise<unknown>): {
   };
 }
 
-/** Offers another amount of this session's GPU; nothing where it keeps what it has whatever is asked for. */
-export function Resize(props: {
+/** The form for another amount of this session's GPU; nothing if its amount is fixed. */
+export function Resize({ session, resize, context }: {
   session: IThisSession;
   resize: IResize;
   context: IContext;
 }): JSX.Element | null {
-  const { session, resize, context } = props;
   const { trans, actions } = context;
   const form = React.useRef<HTMLFormElement>(null);
-  const offer = offerOf(session);
-  const { busy, refusal, run } = useWish(async () => {
+  const offer = resizeOffer(session);
+  const { busy, refusal, run } = useRequest(async () => {
     if (offer === null || session.id === null || form.current === null) {
       return;
     }
@@ -60,39 +61,39 @@ export function Resize(props: {
     new FormData(form.current).forEach((value, name) => {
       texts[name] = String(value).trim();
     });
-    await actions.resize(session.id, wantedOf(offer, texts));
+    await actions.resize(session.id, requestFromFields(offer, texts));
   });
   if (offer === null) {
     return null;
   }
-  if (offer.kind === 'nothing') {
+  if (offer.kind === 'none') {
     return (
       <p className="jp-fgpu-Minor">
         {trans.__('No other amount of its GPU is possible now.')}
       </p>
     );
   }
-  const asked = busy || resize.state === 'ASKED';
+  const isResizing = busy || resize.state === 'ASKED';
   return (
     <form
       ref={form}
       className="jp-fgpu-Resize"
-      // What is wrong with an amount, and the nearest that works, is the service's to say: it knows both.
+      // The service checks the amount: only it knows the nearest one that works.
       noValidate
       onSubmit={event => {
         event.preventDefault();
-        if (!asked) {
+        if (!isResizing) {
           run();
         }
       }}
     >
-      {/* Another amount, another field: it starts with what the session has. */}
+      {/* The key makes new fields, which start with the session's new amount. */}
       <Fields key={session.amount} offer={offer} trans={trans} />
-      <button type="submit" aria-disabled={asked}>
-        {asked ? trans.__('Resizing…') : trans.__('Resize')}
+      <button type="submit" aria-disabled={isResizing}>
+        {isResizing ? trans.__('Resizing…') : trans.__('Resize')}
       </button>
       <div role="status">
-        {refusal !== null && !asked && (
+        {refusal !== null && !isResizing && (
           <p className="jp-fgpu-Problem">{trans.__('Not resized: %1', refusal)}</p>
         )}
       </div>
@@ -100,62 +101,74 @@ export function Resize(props: {
   );
 }
 
-function Fields(props: { offer: Offer; trans: TranslationBundle }): JSX.Element {
-  const { offer, trans } = props;
+function Fields({ offer, trans }: {
+  offer: Exclude<ResizeOffer, { kind: 'none' }>;
+  trans: TranslationBundle;
+}): JSX.Element {
   if (offer.kind === 'fgpu') {
-    const possible = trans.__(
-      'Possible now: %1 to %2. Your kernels run on.',
-      offer.least,
-      offer.most
-    );
     return (
       <>
-        <label>
-          {trans.__('New amount in fGPU')}
-          <input
-            type="number"
-            name="fgpu"
-            min={offer.least}
-            max={offer.most}
-            step={offer.step}
-            defaultValue={offer.now}
-            aria-describedby="jp-fgpu-possible"
-          />
-        </label>
+        <NumberField
+          label={trans.__('New amount in fGPU')}
+          name="fgpu"
+          min={offer.min}
+          max={offer.max}
+          step={offer.step}
+          value={offer.now}
+        />
         <span className="jp-fgpu-Minor" id="jp-fgpu-possible">
-          {possible}
+          {trans.__(
+            'Possible now: %1 to %2. Your kernels run on.',
+            offer.min,
+            offer.max
+          )}
         </span>
       </>
     );
   }
-  return offer.kind === 'nothing' ? (
-    <></>
-  ) : (
+  return (
     <>
-      <label>
-        {trans.__('GPU memory in MiB')}
-        <input
-          type="number"
-          name="gpu_memory_mib"
-          min={MEMORY_STEP_MIB}
-          step={MEMORY_STEP_MIB}
-          defaultValue={offer.memoryMib}
-        />
-      </label>
+      <NumberField
+        label={trans.__('GPU memory in MiB')}
+        name="gpu_memory_mib"
+        min={MEMORY_STEP_MIB}
+        step={MEMORY_STEP_MIB}
+        value={offer.memoryMib}
+      />
       {offer.computePercent !== null && (
-        <label>
-          {trans.__('Compute in percent')}
-          <input
-            type="number"
-            name="compute_percent"
-            min={COMPUTE_STEP_PERCENT}
-            max={100}
-            step={COMPUTE_STEP_PERCENT}
-            defaultValue={offer.computePercent}
-          />
-        </label>
+        <NumberField
+          label={trans.__('Compute in percent')}
+          name="compute_percent"
+          min={COMPUTE_STEP_PERCENT}
+          max={100}
+          step={COMPUTE_STEP_PERCENT}
+          value={offer.computePercent}
+        />
       )}
-      <span className="jp-fgpu-Minor">{trans.__('Your kernels run on.')}</span>
+      <span className="jp-fgpu-Minor" id="jp-fgpu-possible">
+        {trans.__('Your kernels run on.')}
+      </span>
     </>
+  );
+}
+
+function NumberField({ label, value, ...rest }: {
+  label: string;
+  name: string;
+  min: string | number;
+  max?: string | number;
+  step: string | number;
+  value: string | number;
+}): JSX.Element {
+  return (
+    <label>
+      {label}
+      <input
+        type="number"
+        defaultValue={value}
+        aria-describedby="jp-fgpu-possible"
+        {...rest}
+      />
+    </label>
   );
 }

@@ -1,16 +1,13 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { Bar, type IContext, Section } from './parts';
-import type { IBarRow, IStatus } from './tokens';
+import { Bar, type IStatusProps, Section } from './parts';
+import type { IBarRow } from './tokens';
 
-/** For each resource what is mine of that and what I could still get: in my resource group, and overall where that is more. */
-export function Resources(props: {
-  status: IStatus;
-  context: IContext;
-}): JSX.Element | null {
-  const { bars } = props.status;
-  const { trans } = props.context;
+/** A bar for each resource: what I hold of all that I could have, in my resource group, and overall if that differs. */
+export function Resources({ status, context }: IStatusProps): JSX.Element | null {
+  const { bars } = status;
+  const { trans } = context;
   if (bars === null) {
     return null;
   }

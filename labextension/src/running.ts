@@ -2,7 +2,7 @@ import { Notification } from '@jupyterlab/apputils';
 import type { IRunningSessionManagers, IRunningSessions } from '@jupyterlab/running';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { amountText, isUp, queueText, stateText } from './format';
+import { amountText, isServerRunning, queueText, sessionName, stateText } from './format';
 import { sliceIcon } from './icon';
 import { hubHref, type IHubLocation } from './links';
 import { stopAll } from './stopall';
@@ -18,13 +18,13 @@ export function addRunningSection(
 ): void {
   const others = () => model.reading.status?.others ?? [];
   const running = (session: ISession): IRunningSessions.IRunningItem => {
-    const isRunning = isUp(session);
+    const isRunning = isServerRunning(session);
     const href = hubHref(hub, isRunning ? session.url : session.pending_url);
     const state =
       queueText(session, Date.now(), trans) ?? stateText(session.state, trans);
     const item: IRunningSessions.IRunningItem = {
       icon: () => sliceIcon,
-      label: () => session.display_name || trans.__('the session'),
+      label: () => sessionName(session, trans),
       labelTitle: () =>
         [amountText(session, trans), session.image_name, state]
           .filter(part => part !== null)

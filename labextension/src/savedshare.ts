@@ -23,6 +23,6 @@ export function savedShare(data: unknown): ISavedShare {
 }
 
 /** Return whether it is of the session that this JupyterLab is in, so that what is now may stand there. */
-export function isOf(saved: ISavedShare, status: IStatus): boolean {
+export function isThisSession(saved: ISavedShare, status: IStatus): boolean {
   return saved.session !== null && saved.session === status.session?.id;
 }

@@ -4,7 +4,7 @@ import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 
 import { instantText } from './format';
-import { isOf, savedShare } from './savedshare';
+import { isThisSession, savedShare } from './savedshare';
 import { Details, Facts } from './thissession';
 import { Queue } from './queue';
 import type { IContext } from './parts';
@@ -41,7 +41,7 @@ export class ShareView extends ReactWidget implements IRenderMime.IRenderer {
     const { trans } = this._context;
     const { status } = this._model.reading;
     const { text, atS, session } = this._saved;
-    if (status === null || status.session === null || !isOf(this._saved, status)) {
+    if (status === null || status.session === null || !isThisSession(this._saved, status)) {
       return (
         <>
           {status !== null && session !== null && atS !== null && (
@@ -59,8 +59,8 @@ export class ShareView extends ReactWidget implements IRenderMime.IRenderer {
     return (
       <section aria-label={trans.__('GPU share')}>
         <Facts session={status.session} trans={trans} />
-        <Details status={status} trans={trans} />
-        <Queue status={status} trans={trans} />
+        <Details status={status} context={this._context} />
+        <Queue status={status} context={this._context} />
       </section>
     );
   }

@@ -2,7 +2,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { VDomRenderer } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
-import { problemText, statusBarText } from './format';
+import { problemWithAgeText, statusBarText } from './format';
 import { sliceIcon } from './icon';
 import type { IFGPUModel } from './tokens';
 
@@ -22,7 +22,7 @@ export class FGPUStatusItem extends VDomRenderer<IFGPUModel> {
     if (text === null) {
       return null;
     }
-    const problem = problemText(this.model.reading, Date.now(), this._trans);
+    const problem = problemWithAgeText(this.model.reading, Date.now(), this._trans);
     const title = problem ?? this._trans.__('Show the GPU share and the queue');
     return (
       <button

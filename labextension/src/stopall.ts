@@ -1,9 +1,8 @@
-/**
- * Ending all of the user's other sessions at once. Pure but for what it is given.
- */
+// With its ending, because the tests load this module as it is compiled, without a bundler.
+import { errorText } from './format.js';
 import type { ISession } from './tokens';
 
-/** End or cancel each by itself, and return why some were not; one that is refused does not keep the others. */
+/** End or cancel the sessions independently of each other, and return the messages of the failures. */
 export async function stopAll(
   sessions: readonly ISession[],
   stop: (id: number) => Promise<void>
@@ -15,6 +14,6 @@ export async function stopAll(
   return done.flatMap(one =>
     one.status === 'fulfilled'
       ? []
-      : [one.reason instanceof Error ? one.reason.message : String(one.reason)]
+      : [errorText(one.reason)]
   );
 }

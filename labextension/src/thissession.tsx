@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { History, Processes } from './details';
+import { History, ProcessTable } from './details';
 import { Ending } from './ending';
 import {
   amountText,
@@ -9,32 +9,29 @@ import {
   computeText,
   contextText,
   instantText,
-  isUp,
-  leftText,
+  isServerRunning,
+  hoursMinutesText,
   lentText,
   memoryText,
   usedMib
 } from './format';
-import { saveHref, sessionHref } from './links';
+import { logHref, saveHref } from './links';
 import {
-  Away,
+  ExternalLink,
   Bar,
   Extend,
-  type IContext,
+  type IStatusProps,
   Parking,
   Section,
-  SimulatedMark
+  SimulatedMark,
+  StateMark
 } from './parts';
 import { Proof } from './proof';
 import { Resize } from './resize';
-import type { IGpu, IStatus, IThisSession } from './tokens';
+import type { IGpu, IThisSession } from './tokens';
 
 /** The session that this JupyterLab is in. */
-export function ThisSession(props: {
-  status: IStatus;
-  context: IContext;
-}): JSX.Element {
-  const { status, context } = props;
+export function ThisSession({ status, context }: IStatusProps): JSX.Element {
   const { trans, hub, actions } = context;
   const { session, details } = status;
   if (session === null) {
@@ -52,20 +49,23 @@ export function ThisSession(props: {
       )}
       {session.can_keep && session.can_save && (
         <p>
-          <Away href={saveHref(hub, session, true)}>
+          <ExternalLink href={saveHref(hub, session, true)}>
             {trans.__('Save as an image and end…')}
-          </Away>
+          </ExternalLink>
         </p>
       )}
       {session.display_name !== '' && (
         <p>
           <bdi>{session.display_name}</bdi>{' '}
-          <Away href={sessionHref(hub, session, 'rename')}>
-            {trans.__('Rename…')}
-          </Away>{' '}
-          <Away href={sessionHref(hub, session, 'log')}>
-            {trans.__('Log')}
-          </Away>
+          {session.state !== 'RUNNING' && (
+            <StateMark session={session} trans={trans} />
+          )}{' '}
+          {status.hub === 'ok' && (
+            <button type="button" onClick={actions.renameThis}>
+              {trans.__('Rename…')}
+            </button>
+          )}{' '}
+          <ExternalLink href={logHref(hub, session)}>{trans.__('Log')}</ExternalLink>
         </p>
       )}
       <Facts session={session} trans={trans} />
@@ -73,11 +73,11 @@ export function ThisSession(props: {
       {status.hub === 'ok' && session.resize !== null && (
         <Resize session={session} resize={session.resize} context={context} />
       )}
-      <Details status={status} trans={trans} />
+      <Details status={status} context={context} />
       {details !== undefined && details.advice !== null && (
         <p className="jp-fgpu-Advice">{asSentence(details.advice)}</p>
       )}
-      {session.id !== null && isUp(session) && (
+      {session.id !== null && isServerRunning(session) && (
         <div className="jp-fgpu-Actions">
           <Extend session={session} context={context} />
           {status.hub === 'ok' && (
@@ -89,37 +89,37 @@ export function ThisSession(props: {
       )}
       {session.can_save && (
         <p>
-          <Away href={saveHref(hub, session)}>
+          <ExternalLink href={saveHref(hub, session)}>
             {trans.__('Save this session as an image…')}
-          </Away>
+          </ExternalLink>
         </p>
       )}
-      <Proof context={context} />
+      {session.parked === null && session.state !== 'RESUMING' && (
+        <Proof context={context} />
+      )}
     </Section>
   );
 }
 
 /** The last minutes, and who holds the memory, where they were asked for. */
-export function Details(props: {
-  status: IStatus;
-  trans: TranslationBundle;
-}): JSX.Element | null {
-  const { status, trans } = props;
+export function Details({ status, context }: IStatusProps): JSX.Element | null {
+  const { trans } = context;
   const { session, details } = status;
   return session === null || details === undefined ? null : (
     <>
       <History session={session} details={details} trans={trans} />
-      <Processes details={details} trans={trans} />
+      <ProcessTable processes={details.processes} trans={trans} />
     </>
   );
 }
 
-/** The slice: what it is, and what is used of it. */
-export function Facts(props: {
+interface IThisSessionProps {
   session: IThisSession;
   trans: TranslationBundle;
-}): JSX.Element {
-  const { session, trans } = props;
+}
+
+/** The session's share of the GPU and the part of it that is in use. */
+export function Facts({ session, trans }: IThisSessionProps): JSX.Element {
   return (
     <dl>
       <dt>{trans.__('Amount')}</dt>
@@ -141,7 +141,7 @@ export function Facts(props: {
           <dd>
             {trans.__(
               '%1, until %2',
-              leftText(session.ends_at_s - Date.now() / 1000, trans),
+              hoursMinutesText(session.ends_at_s - Date.now() / 1000, trans),
               instantText(session.ends_at_s, Date.now())
             )}
           </dd>
@@ -157,8 +157,7 @@ export function Facts(props: {
   );
 }
 
-function GpuName(props: { gpu: IGpu }): JSX.Element {
-  const { gpu } = props;
+function GpuName({ gpu }: { gpu: IGpu }): JSX.Element {
   return (
     <div>
       {gpu.model !== null && <div>{gpu.model}</div>}
@@ -168,11 +167,7 @@ function GpuName(props: { gpu: IGpu }): JSX.Element {
 }
 
 /** What the session computes with of the GPU now, held against what it is entitled to. */
-function Compute(props: {
-  session: IThisSession;
-  trans: TranslationBundle;
-}): JSX.Element {
-  const { session, trans } = props;
+function Compute({ session, trans }: IThisSessionProps): JSX.Element {
   const { meter } = session;
   const entitled = meter?.compute_entitled_percent ?? session.compute_percent;
   const computed = meter?.sm_percent ?? null;
@@ -209,11 +204,7 @@ function Compute(props: {
   );
 }
 
-function MemoryUse(props: {
-  session: IThisSession;
-  trans: TranslationBundle;
-}): JSX.Element {
-  const { session, trans } = props;
+function MemoryUse({ session, trans }: IThisSessionProps): JSX.Element {
   const used = usedMib(session);
   const limit = session.gpu_memory_mib;
   const text = memoryText(used, limit, trans) ?? trans.__('not known');
@@ -221,7 +212,7 @@ function MemoryUse(props: {
     return (
       <>
         <div>{text}</div>
-        {used === null && (
+        {used === null && session.parked === null && (
           <div className="jp-fgpu-Minor">
             {trans.__(
               'Use not known: %1.',

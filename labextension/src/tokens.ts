@@ -6,18 +6,16 @@
 import type { VDomRenderer } from '@jupyterlab/ui-components';
 import { Token } from '@lumino/coreutils';
 import type { ISignal } from '@lumino/signaling';
-import type { Banner, Gpu, Meter, Resize, Session } from './service';
+import type { Banner, Gpu, Session } from './service';
 
-/** Another amount for a session, in the terms that it was asked for in. */
-export type Wanted =
+/** A new amount for a session, in the units of its first request. */
+export type ResizeRequest =
   | { fgpu: string }
   | { gpu_memory_mib: number; compute_percent?: number };
 
 type MaybeNull<T, K extends keyof T> = Omit<T, K> & { [N in K]: T[N] | null };
 
 export type IGpu = MaybeNull<Gpu, 'fgpu' | 'memory_mib'>;
-export type IMeter = Meter;
-export type IResize = Resize;
 
 /** A session of the API; of one that only the environment tells of, what it does not say is null. */
 export type ISession = Omit<
@@ -42,10 +40,7 @@ export type IThisSession = ISession & {
   gpu_memory_used_reason: string | null;
 };
 
-/** An administrator's message to all. */
-export type IBanner = Banner;
-
-/** One resource: what is mine, of that and what I could still get; in my resource group and overall. */
+/** One resource: what I hold, and the total of that and what I could still get; in my resource group and overall. */
 export interface IBarRow {
   kind: 'fgpu' | 'cpu' | 'memory_mib';
   mine: string;
@@ -78,7 +73,7 @@ export interface IDetails {
   advice: string | null;
 }
 
-/** What an out-of-memory error comes of, and what would help (`GET fgpu/api/explain`). */
+/** The cause of an out-of-memory error, and what would help (`GET fgpu/api/explain`). */
 export interface IExplanation {
   limit_mib: number | null;
   used_mib: number | null;
@@ -125,8 +120,13 @@ export interface IStatus {
   };
   /** The owner of these sessions. */
   user: string | null;
-  banner: IBanner | null;
+  banner: Banner | null;
   bars: { group: string; rows: IBarRow[] } | null;
+  /** How the user's start script is; null without one, and once its failure was told. */
+  script: {
+    state: 'running' | 'done' | 'failed';
+    status: number | null;
+  } | null;
   simulated: boolean;
   details?: IDetails;
 }
@@ -148,31 +148,40 @@ export interface IReading {
 /** The one poller of a tab; every widget renders from it. */
 export interface IFGPUModel extends VDomRenderer.IModel {
   readonly reading: IReading;
-  /** Emits each good status of the service. */
-  readonly told: ISignal<IFGPUModel, IStatus>;
-  /** Say that details are looked at from now on, or no longer: they are asked for only then. */
+  /** Emits each status that came from the service itself. */
+  readonly statusReceived: ISignal<IFGPUModel, IStatus>;
+  /** Note that one more view shows details, or one less: they are read only while a view shows them. */
   watchDetails(on: boolean): void;
   /** Seconds between two refreshes. */
   refreshPeriodS: number;
   /** Ask now, instead of at the next period. */
   refresh(): Promise<void>;
-  /** The session has ended: ask once each time that the tab is shown again, until its server answers. */
-  rest(): void;
+  /** Stop polling after the session's end: read only when the tab is shown again, until its server answers. */
+  pause(): void;
   /** End or cancel a session of the user; rejects with a message to show. */
   stop(id: number): Promise<void>;
   /** Keep an idle session that is about to be ended; rejects with a message to show. */
   keep(id: number): Promise<void>;
   /** Make the time limit of a session longer; rejects with a message to show. */
   extend(id: number): Promise<void>;
-  /** Give a session's GPU to others; its kernels and variables stay. Rejects with a message to show. */
+  /**
+   * Give a session's GPU to others; its kernels and variables stay. Resolves when it is parked; rejects with a message
+   * to show.
+   */
   park(id: number): Promise<void>;
+  /** Exclude a session from parking, or allow it again; rejects with a message to show. */
+  neverPark(id: number, never: boolean): Promise<void>;
   /** Ask for the GPU of a parked session; rejects with a message to show. */
   wake(id: number): Promise<void>;
-  /** Give a session another amount of its GPU, and return it; rejects with a message to show where it keeps what it had. */
-  resize(id: number, wanted: Wanted): Promise<ISession>;
-  /** Ask what fgpu-verify has found, or have it begin; rejects with a message to show. */
+  /** Give a session another name; rejects with a message to show. */
+  rename(id: number, name: string): Promise<void>;
+  /** Change a session's amount of its GPU, and return it; rejects with a message to show if it keeps its amount. */
+  resize(id: number, request: ResizeRequest): Promise<ISession>;
+  /** Note that the user was told of the failed start script: later statuses have it no longer. */
+  scriptTold(): Promise<void>;
+  /** Read the last result of fgpu-verify, or start it; rejects with a message to show. */
   proof(begin: boolean): Promise<IProof>;
-  /** Ask what an out-of-memory error comes of; rejects with a message to show. */
+  /** Read the cause of an out-of-memory error; rejects with a message to show. */
   explain(triedMib: number | null): Promise<IExplanation>;
 }
 

@@ -3,22 +3,25 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import {
-  ageText,
+  durationText,
   amountText,
   asSentence,
   computeText,
   contextText,
   endText,
-  leftText,
+  hoursMinutesText,
   lentText,
   memoryText,
   parkedText,
-  problem,
+  parkWarningText,
   problemText,
+  problemWithAgeText,
   queueText,
+  scriptText,
   staleText,
   stateText,
-  statusBarText
+  statusBarText,
+  waitText
 } from '../lib/format.js';
 import { hubHref, servicePageHref } from '../lib/links.js';
 
@@ -63,9 +66,9 @@ const reading = (status, changes) => ({
   ...changes
 });
 
-test('what is left is said in hours and minutes', () => {
+test('remaining time is shown in hours and minutes', () => {
   assert.deepEqual(
-    [-5, 59, 60, 3599, 3600, 7199, 7200, 90061].map(s => leftText(s, trans)),
+    [-5, 59, 60, 3599, 3600, 7199, 7200, 90061].map(s => hoursMinutesText(s, trans)),
     ['0 s', '59 s', '1 min', '59 min', '1 h 0 min', '1 h 59 min', '2 h 0 min', '25 h 1 min']
   );
 });
@@ -88,7 +91,7 @@ test('an exact amount is shown as it was asked for', () => {
 
 test('the end of a session is a warning only where its owner is warned', () => {
   const now = Date.UTC(2026, 0, 2, 12, 0);
-  const text = changes => endText(session(changes), now, trans, 'en-GB');
+  const text = changes => endText(session(changes), now, trans);
   assert.equal(text({}), null);
   assert.equal(text({ ends_at_s: now / 1000 + 1200 }), 'Ends at 12:20');
   assert.equal(
@@ -116,23 +119,23 @@ test('stale data is shown with its age at this moment', () => {
     as_of_s: 50
   });
   assert.equal(
-    problemText(stale, 20_000, trans),
+    problemWithAgeText(stale, 20_000, trans),
     'Down. You see what it said 1 min ago.'
   );
-  assert.equal(problem(stale, trans), 'Down.');
+  assert.equal(problemText(stale, trans), 'Down.');
   assert.equal(staleText(reading({}), 20_000, trans), null);
   assert.equal(staleText(reading({}, { server: 'missing' }), 20_000, trans), null);
-  assert.match(problemText(reading({}, { server: 'offline' }), 20_000, trans), /^This Jupyter server .* ago\.$/);
+  assert.match(problemWithAgeText(reading({}, { server: 'offline' }), 20_000, trans), /^This Jupyter server .* ago\.$/);
   const never = reading({
     hub: 'unreachable',
     hub_message: 'Down.',
     as_of_s: null
   });
-  assert.equal(problemText(never, 20_000, trans), 'Down.');
-  assert.equal(problemText(reading({}), 20_000, trans), null);
+  assert.equal(problemWithAgeText(never, 20_000, trans), 'Down.');
+  assert.equal(problemWithAgeText(reading({}), 20_000, trans), null);
 });
 
-test('what the service says in the middle of a sentence can be one of its own', () => {
+test('a text of the service becomes a sentence', () => {
   assert.equal(asSentence('your last run peaked at 1 GiB'), 'Your last run peaked at 1 GiB.');
   assert.equal(asSentence('Done.'), 'Done.');
 });
@@ -143,10 +146,10 @@ test('an unknown use is never a zero', () => {
   assert.equal(memoryText(7, null, trans), '7 MiB used');
 });
 
-test('a waiting session tells its place and its expected start', () => {
+test('a waiting session shows its position and its expected start', () => {
   const now = Date.UTC(2026, 0, 5, 12, 0);
   const waiting = changes =>
-    queueText(session({ state: 'PENDING', ...changes }), now, trans, 'en-GB');
+    queueText(session({ state: 'PENDING', ...changes }), now, trans);
   assert.equal(
     waiting({ position: 1, expected_start_at_s: now / 1000 + 8400 }),
     'Next in the queue, about 14:20'
@@ -185,31 +188,55 @@ test('a waiting session tells its place and its expected start', () => {
   assert.equal(queueText(session(), now, trans), null);
 });
 
+test('a cell says that its session waits for the GPU, and for how long', () => {
+  const now = Date.UTC(2026, 0, 5, 12, 0);
+  const text = changes => waitText(session(changes), now, trans);
+  const parked = wanted => ({ state: 'PARKED', parked: { since_s: 0, memory_mib: 1, wanted } });
+  assert.equal(text({}), null);
+  assert.equal(text(parked(false)), null);
+  assert.equal(
+    text({ ...parked(true), position: 2 }),
+    'This session waits for its GPU. 2nd in the queue, start time not known.'
+  );
+  assert.equal(
+    text({ state: 'RESUMING' }),
+    'The GPU is there. Its memory is being copied back.'
+  );
+});
+
+test('an idle session says when it is parked', () => {
+  const text = parks_at_s => parkWarningText(session({ meter: { parks_at_s } }), 0, trans);
+  assert.equal(text(299), 'Parked in 4 min if the GPU stays idle. Your variables stay.');
+  assert.equal(text(0), null);
+  assert.equal(text(null), null);
+  assert.equal(parkWarningText(session({ meter: null }), 0, trans), null);
+});
+
 test('a parked session says what it keeps, and how it gets its GPU', () => {
   const now = Date.UTC(2026, 0, 5, 12, 0);
-  const told = changes => parkedText(session(changes), now, trans, 'en-GB');
+  const text = changes => parkedText(session(changes), now, trans);
   const parked = (memory_mib, wanted) => ({
     state: 'PARKED',
     parked: { since_s: 0, memory_mib, wanted }
   });
-  assert.equal(told({}), null);
+  assert.equal(text({}), null);
   assert.equal(
-    told(parked(6349, false)),
+    text(parked(6349, false)),
     '6349 MiB of GPU memory kept. Run a cell that uses the GPU to get it.'
   );
   assert.equal(
-    told({ ...parked(0, true), position: 1, expected_start_at_s: now / 1000 + 8400 }),
+    text({ ...parked(0, true), position: 1, expected_start_at_s: now / 1000 + 8400 }),
     'No GPU memory is held. Waits for its GPU: Next in the queue, about 14:20'
   );
   assert.equal(
-    told({ state: 'RESUMING' }),
+    text({ state: 'RESUMING' }),
     'The GPU memory is being copied back.'
   );
 });
 
-test('durations are told in their largest unit, rounded down', () => {
+test('durations are shown in their largest unit, rounded down', () => {
   assert.deepEqual(
-    [0, 59.9, 60, 3599, 7300].map(s => ageText(s, trans)),
+    [0, 59.9, 60, 3599, 7300].map(s => durationText(s, trans)),
     ['0 s', '59 s', '1 min', '59 min', '2 h']
   );
 });
@@ -240,7 +267,7 @@ test('links stay on the host of the Hub and honour its prefix', () => {
   assert.equal(hubHref({ host: '', prefix: '' }, '/user/a/'), null);
 });
 
-test('what of the memory is not the program\'s is said where it is known', () => {
+test('memory of contexts and code is shown where it is known', () => {
   assert.equal(
     contextText({ memory_context_mib: 612 }, trans),
     '612 MiB of it for CUDA contexts and code'
@@ -249,7 +276,7 @@ test('what of the memory is not the program\'s is said where it is known', () =>
   assert.equal(contextText(null, trans), null);
 });
 
-test('what is computed beyond the share adds up with it', () => {
+test('share and borrowed compute add up to the compute in use', () => {
   const elastic = { compute_lent_percent: 0 };
   const strict = { compute_lent_percent: null };
   assert.equal(computeText(12.4, 30, elastic, trans), '12 of 30 % in use');
@@ -261,10 +288,24 @@ test('what is computed beyond the share adds up with it', () => {
   assert.equal(computeText(33, 30, strict, trans), '33 % in use, your share is 30 %');
 });
 
-test('what is lent is said where it is known, and is something', () => {
+test('lent compute is shown only if it is known and not zero', () => {
   const lent = percent => ({ compute_lent_percent: percent });
   assert.equal(lentText(9, 30, lent(2.6), trans), 'Others now use 3 % of it');
   for (const [computed, percent] of [[9, 0.4], [9, null], [40, 2.6]]) {
     assert.equal(lentText(computed, 30, lent(percent), trans), null);
   }
+});
+
+test('only a failed start script has a message', () => {
+  assert.equal(scriptText(null, trans), null);
+  assert.equal(scriptText({ state: 'running', status: null }, trans), null);
+  assert.equal(scriptText({ state: 'done', status: 0 }, trans), null);
+  assert.equal(
+    scriptText({ state: 'failed', status: 3 }, trans),
+    'Your start script failed with status 3. The session runs on.'
+  );
+  assert.equal(
+    scriptText({ state: 'failed', status: null }, trans),
+    'Your variables and start script could not be read. The session runs without them.'
+  );
 });

@@ -2,16 +2,16 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { isOf, savedShare } from '../lib/savedshare.js';
+import { isThisSession, savedShare } from '../lib/savedshare.js';
 
 const data = { text: 'Amount: 0.5 fGPU', at_s: 1790000000, session: 12 };
 
 test('only in its own session what is now stands in its place', () => {
   const saved = savedShare(data);
-  assert.equal(isOf(saved, { session: { id: 12 } }), true);
-  assert.equal(isOf(saved, { session: { id: 13 } }), false);
-  assert.equal(isOf(saved, { session: null }), false);
-  assert.equal(isOf(savedShare({ text: 'x' }), { session: { id: null } }), false);
+  assert.equal(isThisSession(saved, { session: { id: 12 } }), true);
+  assert.equal(isThisSession(saved, { session: { id: 13 } }), false);
+  assert.equal(isThisSession(saved, { session: null }), false);
+  assert.equal(isThisSession(savedShare({ text: 'x' }), { session: { id: null } }), false);
 });
 
 test('anything may be in a file', () => {

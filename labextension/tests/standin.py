@@ -1,14 +1,9 @@
-"""A small stand-in of the service `fgpu`: a real HTTP server that answers as docs/rest-api.md says.
-
-The tests import it. `python tests/standin.py PORT` runs it for a look at the panel in a browser;
-a line on its standard input changes what it does.
-"""
+"""A small stand-in of the service `fgpu`: a real HTTP server that answers as docs/rest-api.md says."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from copy import deepcopy
 from typing import Any
@@ -55,6 +50,7 @@ def running(**changes: Any) -> dict[str, Any]:
         "compute_percent": 25,
         "node": "local",
         "gpus": [gpu()],
+        "folders": [],
         "wait_reason": None,
         "wait_text": None,
         "position": None,
@@ -238,15 +234,12 @@ class StandIn:
         """What FGPU_SERVICE_URL holds."""
         return self.base_url + PREFIX
 
-    async def start(self, port: int | None = None) -> None:
-        """Listen on loopback, on a free port unless one is given."""
+    async def start(self) -> None:
+        """Listen on a free port of loopback."""
         api = PREFIX + "api/v1/(.*)"
         self._server = HTTPServer(Application([(api, _Api, {"standin": self})], log_function=_mute))
-        if port is None:
-            socket, port = bind_unused_port()
-            self._server.add_socket(socket)
-        else:
-            self._server.listen(port, "127.0.0.1")
+        socket, port = bind_unused_port()
+        self._server.add_socket(socket)
         self.base_url = f"http://127.0.0.1:{port}"
 
     async def stop(self) -> None:
@@ -291,7 +284,7 @@ class StandIn:
             return _ok(**deepcopy(reads[path]))
         acts = {
             ("POST", "sessions/12/extend"): self._extended,
-            ("PATCH", "sessions/12"): self._resized,
+            ("PATCH", "sessions/12"): self._changed,
         }
         if (method, path) in acts:
             return acts[method, path]()
@@ -314,9 +307,13 @@ class StandIn:
         self.sessions[0].update(ends_at_s=self.sessions[0]["ends_at_s"] + 3600)
         return _ok(session=self.sessions[0])
 
-    def _resized(self) -> tuple[int, str]:
-        """A wish is asked for, and decided by the time that the session is looked at again."""
-        session, fgpu = self.sessions[0], json.loads(self.sent)["fgpu"]
+    def _changed(self) -> tuple[int, str]:
+        """A name is given at once; an amount is decided by the time that the session is looked at again."""
+        session, sent = self.sessions[0], json.loads(self.sent)
+        if "name" in sent:
+            session.update(display_name=sent["name"])
+            return _ok(session=session)
+        fgpu = sent["fgpu"]
         session["resize"].update(state="ASKED", asked=f"{fgpu} fGPU", message=None)
         answer = _ok(session=session)[1]
         if self.refusal is None:
@@ -388,35 +385,3 @@ class _Api(RequestHandler):
         self.set_status(status)
         self.set_header("Content-Type", "application/json")
         self.finish(body)
-
-
-async def _main(port: int) -> None:
-    standin = StandIn()
-    await standin.start(port)
-    print(f"stand-in at {standin.url}", flush=True)
-    loop = asyncio.get_running_loop()
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        command = line.strip()
-        if command == "promote":
-            standin.promote()
-        elif command == "down":
-            await standin.stop()
-        elif command == "up":
-            await standin.start(port)
-        elif command == "banner":
-            standin.banner = {
-                "text": "Maintenance at 18:00",
-                "level": "warning",
-                "until_at_s": None,
-            }
-        elif command == "warn":
-            ends = {"warning": "idle: it is ended unless you keep it or use it", "can_keep": True}
-            standin.sessions[0].update(ends, ends_at_s=int(time.time()) + 540)
-        elif command == "refuse":
-            standin.refuse("*", 403, "Your account may not use fGPU here.")
-        print(f"done: {command}", flush=True)
-    await standin.stop()
-
-
-if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1])))

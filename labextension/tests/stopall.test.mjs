@@ -11,7 +11,7 @@ const sessions = [
   { id: null, state: 'RUNNING' }
 ];
 
-test('what is refused is told, and keeps no other', async () => {
+test('one refusal is returned and does not stop the others', async () => {
   const asked = [];
   const stop = async id => {
     asked.push(id);
@@ -25,6 +25,6 @@ test('what is refused is told, and keeps no other', async () => {
   assert.deepEqual(asked, [1, 2]);
 });
 
-test('nothing is told where all goes well', async () => {
+test('without a refusal there is no message', async () => {
   assert.deepEqual(await stopAll(sessions, async () => undefined), []);
 });

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from standin import TOKEN
 from tornado.httpclient import HTTPClientError
 
-from jupyterlab_fgpu.gpu_memory import MIB
+from jupyterlab_fgpu import smi
 
 SESSION_ENVIRONMENT = {
     "FGPU_SESSION_ID": "12",
@@ -62,24 +62,36 @@ class Caller:
         return body
 
 
-class NVMLError(Exception):
-    """What pynvml raises."""
+class Driver(smi.Nvml):
+    """NVML on a machine with one GPU."""
+
+    def __init__(self, total_mib: int, used_mib: int, processes: dict[int, int | None]) -> None:
+        self.total, self.used = total_mib * smi.MIB, used_mib * smi.MIB
+        self.processes = processes
+
+    def close(self) -> None:
+        pass
+
+    def has(self, name: str) -> bool:
+        return True
+
+    def call(self, name: str, *arguments: Any) -> None:
+        if name == "nvmlDeviceGetMemoryInfo_v2":
+            memory = arguments[1]._obj
+            memory.total, memory.used = self.total, self.used
+        elif name == "nvmlDeviceGetComputeRunningProcesses_v3":
+            _, count, listed = arguments
+            count._obj.value = len(self.processes)
+            for entry, (pid, mib) in zip(listed, self.processes.items()):
+                entry.pid, entry.used = pid, smi.NOT_AVAILABLE if mib is None else mib * smi.MIB
 
 
 def driver(
     *, total_mib: int = 8192, used_mib: int = 0, processes: dict[int, int | None] | None = None
-) -> Any:
-    """What pynvml looks like on a machine with one GPU."""
-    listed = [
-        SimpleNamespace(pid=pid, usedGpuMemory=None if mib is None else mib * MIB)
-        for pid, mib in (processes or {}).items()
-    ]
-    memory = SimpleNamespace(total=total_mib * MIB, used=used_mib * MIB)
-    return SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetMemoryInfo=lambda handle: memory,
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: listed,
-    )
+) -> Driver:
+    return Driver(total_mib, used_mib, processes or {})
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, nvml: smi.Nvml) -> None:
+    """Let this driver answer the server under test."""
+    monkeypatch.setattr(smi, "Nvml", lambda: nvml)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from standin import StandIn, capacity, gpu, resize, running
-from support import Caller, driver
+from standin import StandIn, capacity, gpu, meter, resize, running
+from support import Caller, answers, driver
 
 from jupyterlab_fgpu.amounts import bars, next_larger
 from jupyterlab_fgpu.details import notebook_of, process_name
@@ -113,10 +113,7 @@ async def test_details_are_there_only_for_those_who_ask(caller: Caller, standin:
     assert details["advice"].startswith("your last five runs")
     assert details["processes"] == []
     assert standin.queries[standin.calls.index("GET advice")] == "image=python"
-
-
-async def test_nobody_whose_memory_ran_out_is_advised_to_take_less(caller: Caller) -> None:
-    assert (await caller.details())["details"]["advice"] is not None
+    # To run out of memory is not enough of it.
     await caller.call("explain", params={"tried_mib": "1000"})
     assert (await caller.details())["details"]["advice"] is None
 
@@ -129,25 +126,16 @@ async def test_an_older_service_has_no_history_and_no_advice(caller: Caller, sta
     assert status["details"] == {"history": None, "processes": [], "advice": None}
 
 
-async def lent(caller: Caller) -> tuple[float | None, float | None]:
-    meter = (await caller.status())["session"]["meter"]
-    return meter["compute_borrowed_percent"], meter["compute_lent_percent"]
-
-
 async def test_a_meter_is_passed_on_and_one_of_the_wrong_type_is_not(
     caller: Caller, standin: StandIn, extension: Any
 ) -> None:
     status = await caller.status()
-    assert status["session"]["meter"]["compute_received_percent"] == 21.0
-    assert (await lent(caller)) == (None, None)
-    standin.sessions[0]["meter"] |= {"compute_borrowed_percent": 9.5, "compute_lent_percent": 0.0}
-    extension.shared.forget()
-    assert (await lent(caller)) == (9.5, 0.0)
-    assert status["session"]["meter"]["memory_context_mib"] is None
-    standin.sessions[0]["meter"]["memory_context_mib"] = 412
-    extension.shared.forget()
-    assert (await caller.status())["session"]["meter"]["memory_context_mib"] == 412
+    assert status["session"]["meter"].items() >= meter(at_s=status["session"]["meter"]["at_s"]).items()
     assert status["others"][0]["meter"] is None
+    known = {"compute_borrowed_percent": 9.5, "compute_lent_percent": 0.0, "memory_context_mib": 412}
+    standin.sessions[0]["meter"] |= known
+    extension.shared.forget()
+    assert (await caller.status())["session"]["meter"].items() >= known.items()
     standin.sessions[0]["meter"]["sm_percent"] = "20"
     extension.shared.forget()
     assert "sm_percent" in (await caller.status())["hub_message"]
@@ -157,7 +145,7 @@ async def test_an_explanation_has_the_limit_who_holds_it_and_more_with_its_forec
     caller: Caller, standin: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml = driver(total_mib=2048, used_mib=1800, processes={os.getpid(): 1800, 999999999: 5})
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    answers(monkeypatch, nvml)
     monkeypatch.setattr("jupyterlab_fgpu.gpu_memory.GpuMemory._is_mine", lambda self, pid: pid == os.getpid())
     code, found = await caller.call("explain", params={"tried_mib": "1000"})
     assert code == 200
@@ -176,9 +164,9 @@ async def test_an_explanation_has_the_limit_who_holds_it_and_more_with_its_forec
 async def test_an_explanation_is_of_now_also_right_after_a_status(
     caller: Caller, standin: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", driver(total_mib=2048, used_mib=0))
+    answers(monkeypatch, driver(total_mib=2048, used_mib=0))
     assert (await caller.status())["session"]["gpu_memory_used_mib"] == 0
-    monkeypatch.setitem(sys.modules, "pynvml", driver(total_mib=2048, used_mib=1800))
+    answers(monkeypatch, driver(total_mib=2048, used_mib=1800))
     _, found = await caller.call("explain", params={"tried_mib": "1000"})
     assert found["used_mib"] == 1800
     assert found["larger"]["gpu_memory_mib"] == 2816

@@ -153,24 +153,15 @@ def test_what_others_hold_is_never_shown_as_this_sessions(
     assert ("Trouble:" in text) == (share is not None and total_mib != share[0])
 
 
-async def test_sessions_and_queue_are_what_the_kernels_server_tells(
-    extension: FGPUStatus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # In a container the server has its token from elsewhere, and its kernels have none.
-    monkeypatch.delenv("JUPYTERHUB_API_TOKEN")
-    found = await asyncio.to_thread(kernel_reading.read)
-    assert found.others == ["gpu-2: 1 fGPU, PENDING, number 1 in the queue"]
-    assert found.queue == "3 requests are waiting"
-    assert found.sm_percent == 20.5
-
-
 @pytest.mark.parametrize("python", [Path(sys.executable), *OLD_PYTHONS], ids=str)
-async def test_kernels_of_older_pythons_are_told_as_well(extension: FGPUStatus, python: Path) -> None:
+async def test_sessions_and_queue_are_what_the_kernels_server_tells(
+    extension: FGPUStatus, python: Path
+) -> None:
     told = await asyncio.create_subprocess_exec(
         python,
         "-c",
         "import sys; sys.path.insert(0, '.')\n"
-        "from jupyterlab_fgpu import kernel_reading as k; print(k.as_text(k.read()))",
+        "from jupyterlab_fgpu import kernel_reading as k; r = k.read(); print(k.as_text(r), r.sm_percent)",
         cwd=HERE.parent,
         env={"PATH": "/usr/bin", SOCKET_VARIABLE: os.environ[SOCKET_VARIABLE]},
         stdout=subprocess.PIPE,
@@ -178,16 +169,25 @@ async def test_kernels_of_older_pythons_are_told_as_well(extension: FGPUStatus, 
     text = (await told.communicate())[0].decode()
     assert "Other sessions:  gpu-2: 1 fGPU, PENDING, number 1 in the queue" in text
     assert "Queue:           3 requests are waiting" in text
+    assert text.split()[-1] == "20.5"
     assert TOKEN not in text
 
 
-@pytest.mark.parametrize(("status", "body"), [(500, "{}"), (200, "nonsense"), (302, "{}")])
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (500, "{}", ""),
+        (200, "nonsense", ""),
+        (302, "{}", ""),
+        (403, "{}", " does not accept this server's token."),
+    ],
+)
 async def test_a_service_that_gives_no_answer_is_said(
-    extension: FGPUStatus, standin: StandIn, status: int, body: str
+    extension: FGPUStatus, standin: StandIn, status: int, body: str, words: str
 ) -> None:
     standin.instead["*"] = (status, body)
     found = await asyncio.to_thread(kernel_reading.read)
-    assert found.queue.startswith("not known: The fGPU service")
+    assert found.queue.startswith(f"not known: The fGPU service{words}")
     assert found.others == found.queue
     assert found.sm_percent is None
 
@@ -203,14 +203,6 @@ async def test_what_was_read_before_the_service_went_is_said_with_its_age(
     for line in (*found.others, found.queue):
         assert re.search(r" \(\d+ s ago: The fGPU service is failing \(status 500\)\.\)$", line)
     assert found.sm_percent is None
-
-
-async def test_a_server_that_refuses_the_token_tells_kernels_why(
-    extension: FGPUStatus, standin: StandIn
-) -> None:
-    standin.instead["*"] = (403, "{}")
-    found = await asyncio.to_thread(kernel_reading.read)
-    assert found.queue == "not known: The fGPU service does not accept this server's token."
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
@@ -297,7 +289,7 @@ def test_however_many_there_are_a_cell_costs_one_reading(monkeypatch: pytest.Mon
     shell = Shell()
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     monkeypatch.setattr(widget, "_followers", type(widget._followers)(maxlen=4))
-    made = [GPUWidget(backend="ipywidgets")._made for _ in range(6)]
+    made = [GPUWidget(backend="ipywidgets")._live_widget for _ in range(6)]
     [follow] = shell.callbacks["post_run_cell"]
     readings = []
 
@@ -316,7 +308,7 @@ def test_without_anywidget_it_is_ipywidgets(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "anywidget", None)
     found = GPUWidget(backend="anywidget")
     assert found.backend == "ipywidgets"
-    assert found._made.value.startswith("<table>")
+    assert found._live_widget.value.startswith("<table>")
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with pytest.raises(ImportError, match="run %pip install anywidget"):
         GPUWidget(backend="anywidget")

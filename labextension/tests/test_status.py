@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from standin import TOKEN, StandIn, pending, resize, running
-from support import SESSION_ENVIRONMENT, Caller, driver
+from support import SESSION_ENVIRONMENT, Caller, answers, driver
+
+from jupyterlab_fgpu.service_client import SCHEMAS, parse
 
 
 async def test_the_payload_holds_this_session_the_others_and_the_queue(
@@ -39,11 +41,10 @@ async def test_the_payload_holds_this_session_the_others_and_the_queue(
 async def test_a_simulated_slice_shows_what_is_used_of_it(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", driver(total_mib=2048, used_mib=700))
+    answers(monkeypatch, driver(total_mib=2048, used_mib=700))
     session = (await caller.status())["session"]
     assert session["simulated"] is True
     assert (session["gpu_memory_used_mib"], session["gpu_memory_mib"]) == (700, 2048)
-    assert session["gpus"][0]["used_mib"] == 700
 
 
 async def test_tabs_that_ask_together_share_one_read(caller: Caller, standin: StandIn) -> None:
@@ -86,12 +87,23 @@ async def test_a_service_that_never_answered_leaves_the_environment(caller: Call
     assert status["queue"]["reason"] == "The fGPU service cannot be reached."
 
 
-async def test_a_slow_service_counts_as_unreachable(caller: Caller, standin: StandIn, extension: Any) -> None:
-    standin.delay_s = 3
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"delay_s": 3}, "The fGPU service did not answer in time."),
+        ({"instead": {"*": (503, "no")}}, "The fGPU service is failing (status 503)."),
+        # It is not followed with the token.
+        ({"instead": {"me": (302, "")}}, "The fGPU service is failing (status 302)."),
+    ],
+)
+async def test_a_slow_failing_or_leading_service_counts_as_unreachable(
+    caller: Caller, standin: StandIn, extension: Any, fault: dict[str, Any], message: str
+) -> None:
+    vars(standin).update(fault)
     extension.reader.client._timeout_s = 0.3
     status = await caller.status()
-    assert status["hub"] == "unreachable"
-    assert status["hub_message"] == "The fGPU service did not answer in time."
+    assert (status["hub"], status["hub_message"]) == ("unreachable", message)
+    assert standin.calls == ["GET me"]
 
 
 async def test_a_refused_token_shows_the_message_and_nothing_older(
@@ -128,6 +140,7 @@ async def test_a_refused_queue_leaves_the_sessions(caller: Caller, standin: Stan
         '{"sessions": [{"id": "12"}]}',
         json.dumps({"sessions": [running(gpu_memory_mib="2048")]}),
         json.dumps({"sessions": [running(id=True)]}),
+        *(json.dumps({"sessions": [running(**{name: None})]}) for name in ("state", "display_name", "gpus")),
         "[" * 100_000,
     ],
 )
@@ -141,39 +154,48 @@ async def test_an_answer_that_is_not_understood_is_not_shown(
     assert status["session"]["source"] == "environment"
 
 
-async def test_a_failing_service_counts_as_unreachable(caller: Caller, standin: StandIn) -> None:
-    standin.instead["*"] = (503, "no")
-    status = await caller.status()
-    assert status["hub"] == "unreachable"
-    assert status["hub_message"] == "The fGPU service is failing (status 503)."
-
-
-async def test_a_redirect_is_not_followed_with_the_token(caller: Caller, standin: StandIn) -> None:
-    standin.instead["me"] = (302, "")
-    status = await caller.status()
-    assert status["hub"] == "unreachable"
-    assert standin.calls == ["GET me"]
-
-
-async def test_this_session_is_the_tokens_server_even_when_the_environment_is_another(
+async def test_field_that_an_older_service_lacks_counts_as_its_default(
     caller: Caller, standin: StandIn
 ) -> None:
-    standin.server_name = "gpu-2"
+    for name in ("folders", "can_park", "can_save", "can_keep", "never_park", "priority"):
+        standin.sessions[0].pop(name, None)
     status = await caller.status()
-    assert status["session"]["id"] == 13
-    assert [other["id"] for other in status["others"]] == [12]
+    assert status["hub"] == "ok"
+    assert parse("SessionMeter", {"every_s": 10}) == {"simulated": False, "every_s": 10, "points": []}
+    assert status["session"]["can_park"] is status["session"]["can_save"] is False
+    assert status["session"]["never_park"] is None
 
 
-async def test_a_persons_token_falls_back_to_the_session_id(caller: Caller, standin: StandIn) -> None:
-    standin.server_name = None
-    status = await caller.status()
-    assert status["session"]["id"] == 12
+@pytest.mark.parametrize(
+    ("name", "required"),
+    [
+        (
+            "Session",
+            "id user mine server_name display_name state url pending_url image image_name resource_group "
+            "amount cpu memory_mib gpus simulated",
+        ),
+        ("Gpu", "uuid fgpu memory_mib simulated"),
+        ("Meter", "at_s memory_limit_mib"),
+        ("Resize", "amounts"),
+        ("Me", ""),
+    ],
+)
+def test_only_these_fields_must_be_in_an_older_services_answer(name: str, required: str) -> None:
+    """Give a new field a default in objects.py, or a newer image's JupyterLab fails with an older Hub."""
+    fields = SCHEMAS[name]["properties"].items()
+    assert {field for field, schema in fields if not {"anyOf", "default"} & schema.keys()} == {
+        *required.split()
+    }
 
 
-async def test_other_peoples_sessions_are_left_out(caller: Caller, standin: StandIn) -> None:
+@pytest.mark.parametrize(("of_token", "own", "other"), [("gpu-2", 13, 12), (None, 12, 13)])
+async def test_this_session_is_the_tokens_server_else_the_environments_and_others_are_of_its_owner(
+    caller: Caller, standin: StandIn, of_token: str | None, own: int, other: int
+) -> None:
+    standin.server_name = of_token
     standin.sessions.append(pending(id=99, user="bob", mine=False))
     status = await caller.status()
-    assert [other["id"] for other in status["others"]] == [13]
+    assert (status["session"]["id"], [one["id"] for one in status["others"]]) == (own, [other])
 
 
 async def test_stop_cancels_and_the_next_status_knows(caller: Caller, standin: StandIn) -> None:
@@ -183,6 +205,9 @@ async def test_stop_cancels_and_the_next_status_knows(caller: Caller, standin: S
     assert body["session"]["state"] == "CANCELLED"
     assert (await caller.status())["others"] == []
     assert "DELETE sessions/13" in standin.calls
+    # Also the one that it runs in.
+    code, body = await caller.call("sessions", "12", "stop", method="POST")
+    assert (code, body["session"]["state"]) == (202, "TERMINATING")
 
 
 async def test_stop_passes_a_refusal_on(caller: Caller, standin: StandIn) -> None:
@@ -195,11 +220,9 @@ async def test_stop_passes_a_refusal_on(caller: Caller, standin: StandIn) -> Non
     assert (code, body["error"]["code"]) == (409, "ended")
     code, body = await caller.call("sessions", "77", "stop", method="POST")
     assert (code, body["error"]["code"]) == (404, "not_found")
-
-
-async def test_stop_ends_also_the_session_that_it_runs_in(caller: Caller, standin: StandIn) -> None:
-    code, body = await caller.call("sessions", "12", "stop", method="POST")
-    assert (code, body["session"]["state"]) == (202, "TERMINATING")
+    await standin.stop()
+    code, body = await caller.call("sessions", "13", "stop", method="POST")
+    assert (code, body["error"]["code"]) == (502, "down")
 
 
 async def test_extend_passes_on_the_longer_limit_or_why_it_stays(caller: Caller, standin: StandIn) -> None:
@@ -212,12 +235,6 @@ async def test_extend_passes_on_the_longer_limit_or_why_it_stays(caller: Caller,
     standin.refuse("POST sessions/12/extend", 409, "A start was promised.")
     code, body = await caller.call("sessions", "12", "extend", method="POST")
     assert (code, body["error"]["message"]) == (409, "A start was promised.")
-
-
-async def test_stop_says_when_the_service_is_down(caller: Caller, standin: StandIn) -> None:
-    await standin.stop()
-    code, body = await caller.call("sessions", "13", "stop", method="POST")
-    assert (code, body["error"]["code"]) == (502, "down")
 
 
 async def test_polling_is_no_activity_and_needs_a_login(
@@ -249,6 +266,14 @@ async def test_input_is_noted_when_it_is_told_and_asking_for_it_is_none(
     )
     assert answer.code == 403
     assert extension.input_at_s == body["input_at_s"]
+
+
+async def test_a_failed_start_script_is_told_once(caller: Caller, extension: Any) -> None:
+    for state, left in (("running", True), ("failed", False)):
+        extension.own_setup = SimpleNamespace(script={"state": state, "status": None})
+        assert (await caller.status())["script"] == {"state": state, "status": None}
+        assert await caller.call("script", method="POST") == (200, {})
+        assert ((await caller.status())["script"] is not None) == left
 
 
 async def test_the_token_is_in_no_answer_and_no_log_line(
@@ -311,6 +336,13 @@ async def test_an_idle_session_is_kept_through_the_service(caller: Caller, stand
     # What every tab sees next is not what was read before.
     assert (await caller.status())["session"]["warning"] is None
     assert "POST sessions/12/keep" in standin.calls
+    standin.refuse("POST sessions/12/keep", 409, "It is not idle.", code="nothing_to_keep")
+    code, body = await caller.call("sessions", "12", "keep", method="POST")
+    assert (code, body["error"]["code"], body["error"]["message"]) == (
+        409,
+        "nothing_to_keep",
+        "It is not idle.",
+    )
 
 
 async def test_a_session_is_resized_with_the_servers_token_and_told_once_it_has_it(
@@ -326,6 +358,20 @@ async def test_a_session_is_resized_with_the_servers_token_and_told_once_it_has_
     # At once, and not as it was read before.
     assert (await caller.status())["session"]["amount"] == "0.8 fGPU"
     assert TOKEN not in caller.sent
+
+
+async def test_a_session_is_renamed_and_the_next_status_has_its_name(
+    caller: Caller, standin: StandIn
+) -> None:
+    await caller.status()
+    code, body = await caller.call("sessions", "12", "rename", method="POST", body='{"name": "thesis"}')
+    assert (code, body["session"]["display_name"]) == (200, "thesis")
+    assert json.loads(standin.sent) == {"name": "thesis"}
+    assert (await caller.status())["session"]["display_name"] == "thesis"
+    error = {"code": "bad_argument", "field": "name", "message": "name: give a name"}
+    standin.instead["PATCH sessions/12"] = (400, json.dumps({"error": error}))
+    code, body = await caller.call("sessions", "12", "rename", method="POST", body='{"name": ""}')
+    assert (code, body["error"]["message"]) == (400, "give a name")
 
 
 async def test_a_slice_that_stays_says_why_in_the_services_words(caller: Caller, standin: StandIn) -> None:
@@ -347,15 +393,3 @@ async def test_a_slice_that_stays_says_why_in_the_services_words(caller: Caller,
     standin.calls.clear()
     assert (await asked("[]"))[:2] == (400, "bad_argument")
     assert standin.calls == []
-
-
-async def test_what_the_service_says_against_keeping_a_session_is_passed_on(
-    caller: Caller, standin: StandIn
-) -> None:
-    standin.refuse("POST sessions/12/keep", 409, "It is not idle.", code="nothing_to_keep")
-    status, body = await caller.call("sessions", "12", "keep", method="POST")
-    assert (status, body["error"]["code"], body["error"]["message"]) == (
-        409,
-        "nothing_to_keep",
-        "It is not idle.",
-    )

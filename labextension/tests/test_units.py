@@ -6,11 +6,12 @@ import asyncio
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import NVMLError, driver
+from support import answers, driver
 
 import jupyterlab_fgpu
 from jupyterlab_fgpu import smi, verify
@@ -120,8 +121,18 @@ async def test_a_read_is_shared_expires_and_survives_an_asker_who_leaves() -> No
     assert await shared.get() == 3
 
 
-def sampler(nvml: Any, proc: Path = Path("/nowhere"), timeout_s: float = 5) -> GpuMemory:
-    return GpuMemory(session_id=12, timeout_s=timeout_s, proc=proc, load_nvml=lambda: nvml)
+Sampler = Callable[..., GpuMemory]
+
+
+@pytest.fixture
+def sampler(monkeypatch: pytest.MonkeyPatch) -> Sampler:
+    """Return a function that reads a driver for session 12."""
+
+    def of(nvml: smi.Nvml, proc: Path = Path("/nowhere")) -> GpuMemory:
+        answers(monkeypatch, nvml)
+        return GpuMemory(session_id=12, timeout_s=5, proc=proc)
+
+    return of
 
 
 @pytest.fixture
@@ -137,52 +148,49 @@ def host_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_a_device_that_shows_only_the_slice_tells_the_slices_use() -> None:
+async def test_a_device_that_shows_only_the_slice_tells_the_slices_use(sampler: Sampler) -> None:
     assert await sampler(driver(total_mib=2048, used_mib=700)).sample([GPU]) == [Used(700, None)]
 
 
-async def test_only_this_sessions_processes_count(host_proc: Path) -> None:
+async def test_only_this_sessions_processes_count(sampler: Sampler, host_proc: Path) -> None:
     nvml = driver(used_mib=6000, processes={41: 512, 42: 1024, 43: 2048})
     assert await sampler(nvml, host_proc).sample([GPU]) == [Used(512, None, (Process(41, 512),))]
 
 
-async def test_the_whole_devices_use_is_never_shown_as_the_slices(tmp_path: Path) -> None:
+async def test_the_whole_devices_use_is_never_shown_as_the_slices(sampler: Sampler, tmp_path: Path) -> None:
     [used] = await sampler(driver(used_mib=6000), tmp_path).sample([GPU])
     assert used.mib is None
     assert "container" in (used.reason or "")
 
 
-async def test_a_driver_without_per_process_memory_is_unknown(host_proc: Path) -> None:
+async def test_a_driver_without_per_process_memory_is_unknown(sampler: Sampler, host_proc: Path) -> None:
     [used] = await sampler(driver(processes={41: None}), host_proc).sample([GPU])
     assert used == Used(None, "the GPU driver does not report memory per process", (Process(41, None),))
 
 
-async def test_no_library_and_no_driver_are_reasons() -> None:
-    def missing() -> Any:
-        raise ImportError("pynvml")
+async def test_without_a_driver_the_reason_is_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Any:
+        raise smi.NvmlError("nvmlInit_v2", 9, "Driver Not Loaded")
 
-    def fail() -> None:
-        raise NVMLError("Driver Not Loaded")
-
-    [used] = await GpuMemory(session_id=1, timeout_s=5, load_nvml=missing).sample([GPU])
-    assert used == Used(None, "nvidia-ml-py is not installed in this image")
-    nvml = driver()
-    nvml.nvmlInit = fail
-    [used] = await sampler(nvml).sample([GPU])
+    monkeypatch.setattr(smi, "Nvml", fail)
+    [used] = await GpuMemory(session_id=1, timeout_s=5).sample([GPU])
     assert used == Used(None, "no NVIDIA driver answers here (Driver Not Loaded)")
 
 
-async def test_the_installed_library_answers_or_says_why() -> None:
-    pytest.importorskip("pynvml")
+async def test_the_installed_driver_answers_or_says_why() -> None:
     [used] = await GpuMemory(session_id=1, timeout_s=30).sample([GPU])
     assert (used.mib is None) != (used.reason is None)
 
 
-async def test_a_hanging_driver_costs_one_thread_and_an_unknown() -> None:
+async def test_a_hanging_driver_costs_one_thread_and_an_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    nvml = driver(total_mib=2048)
-    nvml.nvmlInit = lambda: release.wait(20) and None
-    gpu_memory = sampler(nvml, timeout_s=0.05)
+
+    def open_nvml() -> smi.Nvml:
+        release.wait(20)
+        return driver(total_mib=2048)
+
+    monkeypatch.setattr(smi, "Nvml", open_nvml)
+    gpu_memory = GpuMemory(session_id=12, timeout_s=0.05)
     [first] = await gpu_memory.sample([GPU])
     [second] = await gpu_memory.sample([GPU])
     assert first == Used(None, "the GPU driver did not answer in time")

@@ -1,7 +1,7 @@
 """A scheduler for fractions of GPUs: a pure core, a store, and the loop that joins them.
 
 ``__init__.pyi`` lists the public names; everything else may change. Each is loaded on first use, so that a command
-that needs an amount or an error imports neither SQLAlchemy nor NumPy.
+that needs an amount or an error does not import SQLAlchemy.
 """
 
 import lazy_loader

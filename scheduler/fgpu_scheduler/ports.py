@@ -25,24 +25,13 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class FoundDevice:
-    """A GPU as a probe reports it, before the administrator's unit is known."""
+    """A GPU as a probe of `fgpu_scheduler.probes` reports it, before the administrator's unit is known."""
 
     uuid: str
     index: int
     model: str
     memory_mib: int
     simulated: bool = False
-
-
-class DeviceProbe(Protocol):
-    """Lists the GPUs of this machine."""
-
-    def devices(self) -> tuple[FoundDevice, ...]:
-        """Return the GPUs by index; empty only if the machine truly has none.
-
-        Raises:
-            ProbeFailed: the GPUs could not be read.
-        """
 
 
 class Seen(NamedTuple):

@@ -35,7 +35,7 @@ class Queue(Protocol):
 
     A change is durable when the call returns, so another process can take over. If the database does not answer, a call
     raises StoreUnavailable and has changed nothing; `submit`, `placed`, `prepare`, `pulling`, `give_back`, `running`,
-    `park`, `want`, `resumed` and `live` wait for the database instead.
+    `park`, `refuse_to_park`, `want`, `resumed` and `live` wait for the database instead.
     """
 
     on_end: Callable[[Session], None]
@@ -140,6 +140,9 @@ class Queue(Protocol):
         Raises:
             InvalidTransition: its server does not run.
         """
+
+    async def refuse_to_park(self, session_id: int, why: str) -> Session:
+        """Commit why a running session is not parked, for the person who asked. Idempotent."""
 
     async def want(self, session_id: int, wanted: bool) -> Session:
         """Commit whether a PARKED session wants its shares back. Idempotent; in other states it changes nothing.

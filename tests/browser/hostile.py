@@ -59,7 +59,7 @@ _TURNING = """
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     let element = node.parentElement;
     if (!node.data.includes("\\u202e") || element.closest("script, style, template, option, textarea")) continue;
-    if (element.closest("#login_widget, #thenavbar, .navbar")) continue;  // The Hub's own.
+    if (element.closest("#login_widget, #thenavbar, .navbar, #react-admin-hook")) continue;  // The Hub's own.
     while (!kept(element)) element = element.parentElement;
     // A character can keep them apart too, where there are no elements.
     const text = element.textContent.replace(/\\u2068[^\\u2069]*\\u2069/g, "");

@@ -41,6 +41,7 @@ KEPT = {
     "logs",
     "make-run.log",
     "meters.json",
+    "packages",
     "password",
     "proxy-token",
     "pulls.json",

@@ -91,6 +91,8 @@ def look_at(page: Page, where: str, shown: Iterable[str]) -> list[str]:
     """Return the problems of the page at an address, wide and narrow, light and dark."""
     wrong: list[str] = []
     page.goto(where)
+    if not re.fullmatch(r".+ \N{EN DASH} .+", page.title()) or "_xsrf" in page.url:
+        wrong.append(f"{where} has the title {page.title()!r} and the address {page.url}")
     for size, scheme in product((WIDE, NARROW), ("light", "dark")):
         page.set_viewport_size(size)  # type: ignore[arg-type]
         # Without motion: a fading colour has the contrast of neither end.
@@ -140,7 +142,9 @@ def addresses(who: str, planted: Planted) -> Iterator[str]:
     yield f"/hub/spawn/{user}/third"
     yield f"/hub/spawn-pending/{user}/second"
     yield f"/hub/user/{user}/third/"
-    yield "/hub/home"
+    yield from ("/hub/home", "/hub/token", "/hub/nothing-here")
+    if who == "admin":
+        yield "/hub/admin"
 
 
 @pytest.mark.parametrize("who", [NAME, "admin"], ids=["user", "administrator"])
@@ -150,6 +154,7 @@ def test_pages_escape_user_text_and_are_accessible(
     # A local session cannot be saved, and a server that is not running is told with a status.
     faults.allow(r"(status GET|console) \S+/save/\d+ .*409")
     faults.allow(r"(status GET|console) \S+/hub/user/\S+ .*424")
+    faults.allow(r"(status GET|console) \S+/hub/nothing-here .*404")
     person = log_in(hub.url, who, ADMIN if who == "admin" else "test-password")
     page, dialogs = person.page, list[str]()
     page.on("dialog", lambda dialog: (dialogs.append(f"{page.url} {dialog.message}"), dialog.dismiss()))

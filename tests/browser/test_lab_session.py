@@ -73,6 +73,42 @@ def test_panel_extends_the_time_limit_within_its_bounds(
     assert hub.sessions()["tim/"].time_limit_s == 7200
 
 
+def test_session_is_renamed_in_the_panel_and_a_failed_script_is_told(
+    hub: HubProcess, log_in: Callable[..., Person], faults: Faults
+) -> None:
+    # A refused name.
+    faults.allow(r"(status POST|console) \S+/rename\?\d+ .*\b400\b")
+    nora = log_in(hub.url, "nora", "test-password")
+    token = hub.add_user("nora")
+    hub.spawn("nora", options={**LITTLE, "script": "exit 3", "name": "draft"}, token=token)
+    until(lambda: hub.ready("nora"), within_s=START_MS / 1000, what="the server is ready")
+    page = open_lab(hub, nora)
+    notice = page.locator(".Toastify__toast", has_text="Your start script failed with status 3.")
+    expect(notice).to_be_visible(timeout=60_000)
+    this = open_panel(page).get_by_role("region", name="This session")
+    this.get_by_role("button", name="Rename…").click()
+    dialog = page.get_by_role("dialog")
+    field = dialog.get_by_role("textbox")
+    expect(field).to_have_value("draft")
+    check_page(page, within=".jp-Dialog")
+    field.fill("<b>thesis</b>")
+    dialog.get_by_role("button", name="Rename", exact=True).click()
+    expect(this.locator("bdi")).to_have_text("<b>thesis</b>", timeout=60_000)
+    # The service's words where it does not take a name, and the old one stays.
+    this.get_by_role("button", name="Rename…").click()
+    field.fill(" ")
+    dialog.get_by_role("button", name="Rename", exact=True).click()
+    expect(page.locator(".Toastify__toast", has_text="Not done: ")).to_be_visible()
+    assert hub.sessions()["nora/"].request.name == "<b>thesis</b>"
+    with page.context.expect_page() as opened:
+        notice.get_by_role("button", name="Log").click()
+    expect(opened.value.get_by_text("your start script failed with status 3")).to_be_visible()
+    # Told once.
+    page.reload()
+    expect(this).to_contain_text("<b>thesis</b>", timeout=60_000)
+    expect(notice).to_have_count(0)
+
+
 def test_ending_in_lab_says_what_is_lost(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:

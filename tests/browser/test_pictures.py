@@ -35,20 +35,19 @@ slug = "{slug}"
 name = "{name} {version}"
 framework = "{framework}"
 version = "{version}"
-python = "{python}"
+python = "{sys.version_info[0]}.{sys.version_info[1]}"
 environment = "{sys.prefix}"
 reference = "lab/{slug}:1"
 description = "{description}"
 {more}
 """
-    for slug, name, framework, version, python, description, more in (
-        ("python", "Python", "python", "3.11", "3.11", "Plain Python with JupyterLab.", "default = true"),
+    for slug, name, framework, version, description, more in (
+        ("python", "Python", "python", "3.11", "Plain Python with JupyterLab.", "default = true"),
         (
             "torch-26",
             "PyTorch",
             "pytorch",
             "2.6",
-            "3.11",
             "PyTorch with CUDA 12.",
             'minimum = { fgpu = "0.2" }\nrecommended = { fgpu = "0.6" }',
         ),
@@ -57,7 +56,6 @@ description = "{description}"
             "PyTorch",
             "pytorch",
             "1.13",
-            "3.10",
             "For older projects.",
             'deprecated = "Removed in May; use PyTorch 2.6."',
         ),
@@ -66,7 +64,6 @@ description = "{description}"
             "TensorFlow",
             "tensorflow",
             "2.18",
-            "3.11",
             "TensorFlow and Keras.",
             'minimum = { fgpu = "0.3" }',
         ),
@@ -75,7 +72,6 @@ description = "{description}"
             "RAPIDS",
             "rapids",
             "25.02",
-            "3.12",
             "Data frames on the GPU.",
             'minimum = { fgpu = "0.5" }',
         ),
@@ -246,8 +242,8 @@ def test_pictures_of_users_pages(hub: HubProcess, chromium: Browser) -> None:
     expect(other.locator("body")).to_contain_text("1.3 of 2.375 GiB", timeout=60_000)
     take(other, "sessions.png", WIDE, "light")
     take(other, "sessions-phone.png", PHONE, "dark")
-    other.get_by_role("link", name="Resize Python 1").click()
-    expect(other.get_by_role("main")).to_contain_text("of which it uses 1.3 GiB")
+    other.get_by_role("link", name="Resize PyTorch 1").click()
+    expect(other.get_by_role("main")).to_contain_text("1.3 GiB in use")
     take(other, "resize.png", WIDE | {"height": 330}, "light")
     other.goto(f"{hub.url}/services/fgpu/map")
     take(other, "map-phone.png", PHONE, "dark")

@@ -3,14 +3,16 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import machines
 import pytest
 from docker.errors import ImageNotFound
-from dockerhub import BASE, MINI, DockerHub, Engine, build, entry
+from dockerhub import BASE, MINI, DockerHub, Engine, build, write_catalogue
 from imageregistry import ImageRegistry
+from machines import Machine
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner.engines.docker.daemon import connect_here
@@ -79,8 +81,8 @@ def empty_registry() -> Iterator[ImageRegistry]:
 @pytest.fixture(scope="session")
 def catalogue(
     engine: Engine, image: str, empty_registry: ImageRegistry, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A catalogue of images that are right, and of some that are not."""
+) -> str:
+    """The path of a catalogue of images that are right, and of some that are not."""
     forged = engine.mine(f"{engine.prefix}/forged:1")
     labels = {"installation": "other", "session": "999", "attempt": "7", "user": "mallory", "node": "moon"}
     flags = [word for key, value in labels.items() for word in ("--label", f"fgpu.{key}={value}")]
@@ -94,9 +96,6 @@ def catalogue(
             "toor", f"FROM {image}\nUSER root\nRUN echo toor:x:0:0::/root:/bin/sh >> /etc/passwd\nUSER toor\n"
         ),
         "forged": forged,
-        "dies": engine.build(
-            "dies", f'FROM {image}\nENTRYPOINT ["/bin/bash", "-c", "echo no luck >&2; exit 7"]\n'
-        ),
         "empty": engine.build("empty", f'FROM {image}\nENTRYPOINT ["/no/such/program"]\n'),
         # A system and nothing of ours on its path; and one that has tini.
         "plain": engine.build("plain", f'FROM {image}\nENV PATH={PLAIN}\nENTRYPOINT []\nCMD ["bash"]\n'),
@@ -104,18 +103,16 @@ def catalogue(
         "volume": engine.build("volume", f"FROM {image}\nVOLUME /srv/scratch /home/jovyan\n"),
         "missing": f"{empty_registry.host}/fgpu-test/missing:1",
     }
-    path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
-    path.write_text("\n".join(entry(slug, reference) for slug, reference in images.items()))
-    return path
+    return write_catalogue(tmp_path_factory.mktemp("catalogue"), images)
 
 
 @pytest.fixture(scope="session")
 def shared_hub(
-    engine: Engine, catalogue: Path, tmp_path_factory: pytest.TempPathFactory
+    engine: Engine, catalogue: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DockerHub]:
     """One Hub for every test that cleans up after itself, with settings that an administrator might make."""
     found = DockerHub(
-        tmp_path_factory.mktemp("hub"), engine, after=MINI + ADMINISTRATORS, catalogue=str(catalogue)
+        tmp_path_factory.mktemp("hub"), engine, after=MINI + ADMINISTRATORS, catalogue=catalogue
     )
     try:
         yield found.start()
@@ -133,16 +130,24 @@ def hub(shared_hub: DockerHub) -> Iterator[DockerHub]:
 
 @pytest.fixture(scope="module")
 def make_hub(
-    engine: Engine, catalogue: Path, tmp_path_factory: pytest.TempPathFactory
+    engine: Engine, catalogue: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., DockerHub]]:
-    """A factory of Hubs that are ended with the module."""
+    """A factory of Hubs that are ended with the module; ``images`` are references by slug, if not the usual ones."""
     hubs: list[DockerHub] = []
 
-    def make(**kwargs: Any) -> DockerHub:
+    def make(*, images: Mapping[str, str] | None = None, **kwargs: Any) -> DockerHub:
         folder = tmp_path_factory.mktemp("hub")
-        hubs.append(DockerHub(folder, engine, **{"catalogue": str(catalogue), **kwargs}))
+        own = write_catalogue(folder, images) if images else catalogue
+        hubs.append(DockerHub(folder, engine, **{"catalogue": own, **kwargs}))
         return hubs[-1]
 
     yield make
     for made in hubs:
         made.close()
+
+
+@pytest.fixture(scope="module")
+def there(engine: Engine, image: str) -> Iterator[Machine]:
+    """Another machine with the default image, whose engine asks for certificates."""
+    with machines.running(engine.client, tls=True) as machine:
+        yield machine

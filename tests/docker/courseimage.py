@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from dockerhub import Engine, build
 
+from fgpuspawner.images.frameworks import find_uv
 from hubprocess import ROOT
 
 INSTALLED = (
@@ -51,6 +52,7 @@ default_url = "/tree"
 
 [server.config.ServerProxy.servers.tensorboard]
 command = ["python", "-m", "tensorboard.main", "--logdir", "logs", "--port", "{port}"]
+timeout = 60
 
 [server.config.ServerProxy.servers.vscode]
 command = ["python", "-m", "http.server", "{port}", "--bind", "127.0.0.1"]
@@ -80,8 +82,11 @@ def course_base(engine: Engine, base: str, folder: Path) -> str:
     """Build the course's own Dockerfile on the base, and return its tag."""
     # As `RUN pip install` puts them there, where a container reaches the package index.
     site, beside = folder / "packages", folder / "beside"
+    uv = find_uv()
+    if uv is None:
+        pytest.skip("uv is not here (pip install uv)")
     command = [
-        "uv",
+        uv,
         "--no-config",
         "--quiet",
         "pip",

@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import secrets
 import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import docker
+import requests
 from docker.errors import APIError, NotFound
 
-from fgpu_scheduler import Session
+from fgpu_scheduler import Session, Store
 from fgpuspawner.engines.docker import client as execs
 from fgpuspawner.engines.docker.homes import Homes
 from hubprocess import ROOT, WITHOUT_SERVICE, HubProcess, until
@@ -36,6 +39,20 @@ ONE = {"fgpu": "1", "cpu": "0.2", "memory_mib": 256}
 
 WHOLE_FIVE = {**ONE, "group": "five", "fgpu": "5"}
 """All of the one GPU of group ``five``, so that the next one has to wait for it."""
+
+HALF = {"fgpu": "0.5", "cpu": "1", "memory_mib": 1024}
+"""Enough for JupyterLab."""
+
+USES_A_GPU = """
+import ctypes, json, os, signal, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+context, module, address = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+for status in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), cuda.cuCtxSetCurrent(context)):
+    assert status == 0, status
+def take(mib):
+    return cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(mib << 20))
+"""
+"""The beginning of a program that uses the first GPU; ``take`` takes memory at ``address``, and gives CUDA's answer."""
 
 NODES = [
     {"name": "two", "cpu": 16, "gpus": {"simulated": 3, "memory_mib": 8192}},
@@ -131,11 +148,15 @@ class Engine:
         assert answer.status is not None
         return answer.status, answer.output.decode()
 
-    def python_in(self, name: str, code: str) -> str:
-        """Run Python code in a container and return what it prints."""
-        status, output = self.run_in(name, PYTHON, "-c", code)
+    def output_of(self, name: str, *cmd: str, user: str = "") -> str:
+        """Return what a command prints in a container, where it has to succeed."""
+        status, output = self.run_in(name, *cmd, user=user)
         assert status == 0, output
         return output.strip()
+
+    def python_in(self, name: str, code: str, *arguments: str, user: str = "") -> str:
+        """Run Python code in a container and return what it prints."""
+        return self.output_of(name, PYTHON, "-c", code, *arguments, user=user)
 
     def server_env(self, name: str) -> dict[str, str]:
         """Return the environment of a container's server: of what is not `jupyterhub-singleuser`."""
@@ -260,6 +281,23 @@ class DockerHub(HubProcess):
         assert container is not None
         return Running(session, container, token)
 
+    def ask(self, running: Running, path: str, method: str = "GET", **more: Any) -> requests.Response:
+        """Ask a session's server through the proxy, with its user's own token."""
+        asked = running.session.request
+        own = f"{asked.user}/{asked.server_name}".rstrip("/")
+        headers = {"Authorization": f"token {running.token}"}
+        return requests.request(method, f"{self.url}/user/{own}/{path}", headers=headers, timeout=60, **more)
+
+    @contextmanager
+    def writing(self) -> Iterator[Store]:
+        """Open the scheduler's database to write to it, as the service and the command line do."""
+        store = Store(f"sqlite:///{self.data / 'fgpu.sqlite'}")
+        store.connect()
+        try:
+            yield store
+        finally:
+            store.close()
+
     def wait_free(self, user: str, server: str = "") -> None:
         """Wait until the Hub has done with the one before: until then it takes no request for this server."""
         what = f"the Hub has done with the {user}/{server} of before"
@@ -324,6 +362,13 @@ class DockerHub(HubProcess):
 
 
 __all__ = ["BASE", "MINI", "ONE", "PYTHON", "WHOLE_FIVE", "DockerHub", "Engine", "Running", "build", "until"]
+
+
+def write_catalogue(folder: Path, images: Mapping[str, str], more: str = "") -> str:
+    """Write a catalogue of references by slug, with ``more`` lines at its end, and return its path."""
+    path = folder / "catalogue.toml"
+    path.write_text("\n".join(entry(slug, reference) for slug, reference in images.items()) + more)
+    return str(path)
 
 
 def entry(slug: str, reference: str) -> str:

@@ -17,7 +17,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import docker
-import requests
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG = "application/vnd.docker.container.image.v1+json"
@@ -100,26 +99,6 @@ class Made:
     def with_layers(self, *layers: Layer) -> Made:
         """Return the same with more layers on top."""
         return Made((*self.layers, *layers), self.config)
-
-    def put(self, url: str, name: str, tag: str = "1") -> None:
-        """Put it into a registry, the way that `docker push` does."""
-        for called, blob in self.blobs.items():
-            begun = requests.post(f"{url}/v2/{name}/blobs/uploads/", timeout=60)
-            begun.raise_for_status()
-            where = requests.compat.urljoin(url, begun.headers["Location"])
-            done = requests.put(
-                where + ("&" if "?" in where else "?") + f"digest={called}",
-                data=blob,
-                headers={"Content-Type": "application/octet-stream"},
-                timeout=60,
-            )
-            done.raise_for_status()
-        requests.put(
-            f"{url}/v2/{name}/manifests/{tag}",
-            data=self.manifest,
-            headers={"Content-Type": MANIFEST},
-            timeout=60,
-        ).raise_for_status()
 
 
 def made_of(client: docker.APIClient, reference: str) -> Made:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from dockerhub import BASE, MINI, ONE, DockerHub, Engine, entry, until
+from dockerhub import BASE, MINI, ONE, DockerHub, Engine, until
 
 from fgpuspawner.engines.docker.containers import THREADS
 
@@ -33,13 +32,12 @@ def test_stop_of_a_frozen_container_delays_no_spawn(
 
 
 def test_pulls_from_a_silent_registry_delay_neither_a_spawn_nor_the_hubs_end(
-    make_hub: Callable[..., DockerHub], tmp_path: Path
+    make_hub: Callable[..., DockerHub],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=128) as registry:
         silent = f"127.0.0.1:{registry.getsockname()[1]}/fgpu-test/silent:1"
-        catalogue = tmp_path / "catalogue.toml"
-        catalogue.write_text(entry("python", BASE) + entry("silent", silent))
-        hub = make_hub(after=MINI, catalogue=str(catalogue), max_pending_per_user=100).start()
+        images = {"python": BASE, "silent": silent}
+        hub = make_hub(after=MINI, images=images, max_pending_per_user=100).start()
         hub.add_user("alice")
         options = {**ONE, "image": "silent", "fgpu": "0.1", "cpu": "0.1"}
         servers = [f"s{n}" for n in range(THREADS + 1)]

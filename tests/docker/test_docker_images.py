@@ -165,6 +165,14 @@ def test_a_base_without_the_framework_is_refused(engine: Engine, two: TwoImages,
     assert "cannot run python3 with no_such_module: ModuleNotFoundError" in made.stderr
 
 
+def test_a_base_that_cannot_be_had_is_refused_in_the_engines_words(tmp_path: Path) -> None:
+    folder = with_recipe(tmp_path, RECIPE.format(version="1.0", python="3.7"))
+    made = build(folder, "--base", "127.0.0.1:9/none:1", "--server", "nowhere:1", "--tag", "nowhere:2")
+    assert made.returncode == 1
+    assert "127.0.0.1:9/none:1 cannot run python3" in made.stderr
+    assert "connection refused" in made.stderr
+
+
 def torch_is_near() -> bool:
     """Return whether PyTorch for CPUs is in a folder that pip looks into: from elsewhere it is gigabytes of CUDA."""
     folders = os.environ.get("PIP_FIND_LINKS", "").split()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dockerhub import BASE, MINI, ONE, PYTHON, DockerHub, Engine, Running, entry, until
+from dockerhub import BASE, MINI, ONE, PYTHON, USES_A_GPU, DockerHub, Engine, Running, until
 
 pytestmark = pytest.mark.usefixtures("libfgpu_built")
 
@@ -36,15 +36,7 @@ def opened(name):
     return ctypes.CDLL(name, handle=handle)
 """
 """What dlmopen(LM_ID_NEWLM) finds: a driver of its own, in a namespace without what was preloaded."""
-ALLOCATE = """
-import ctypes, signal, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
-assert cuda.cuInit(0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cuda.cuCtxSetCurrent(context) == 0
-print(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[1]) << 20)), flush=True)
-"""
+ALLOCATE = f"{USES_A_GPU}print(take(int(sys.argv[1])), flush=True)\n"
 OWN_LOADER = """
 loader = open("/lib64/ld-linux-x86-64.so.2", "rb").read()
 assert b"/etc/ld.so.preload" in loader
@@ -63,19 +55,13 @@ def half(shared_hub: DockerHub) -> Iterator[Running]:
     shared_hub.end("alice")
 
 
-def run(engine: Engine, running: Running, *command: str, user: str = "") -> str:
-    status, output = engine.run_in(running.id, *command, user=user)
-    assert status == 0, output
-    return output.strip()
-
-
 # --- User code ---
 
 
 def test_what_runs_in_a_container_sees_the_slice_and_cannot_take_more(engine: Engine, half: Running) -> None:
-    assert run(engine, half, PYTHON, "-c", TOTALS) == SLICE
-    assert run(engine, half, PYTHON, "-c", ALLOCATE, "2049") == "2"
-    assert run(engine, half, PYTHON, "-c", ALLOCATE, "2000") == "0"
+    assert engine.python_in(half.id, TOTALS) == SLICE
+    assert engine.python_in(half.id, ALLOCATE, "2049") == "2"
+    assert engine.python_in(half.id, ALLOCATE, "2000") == "0"
 
 
 DAEMON = """
@@ -112,7 +98,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_limit_holds_with_any_environment(engine: Engine, half: Running, way: str) -> None:
-    assert run(engine, half, *WAYS[way]) == SLICE
+    assert engine.output_of(half.id, *WAYS[way]) == SLICE
 
 
 TAMPER = """
@@ -162,10 +148,10 @@ READ_ONLY = [
 @pytest.mark.parametrize("user", ["", "0"], ids=["its user", "root"])
 def test_isolation_cannot_be_changed_from_inside(engine: Engine, half: Running, user: str) -> None:
     code = TAMPER.replace("PATHS", repr(READ_ONLY))
-    results = json.loads(run(engine, half, PYTHON, "-c", code, user=user))
+    results = json.loads(engine.python_in(half.id, code, user=user))
     assert len(results) == 7 * len(READ_ONLY) + 3
     assert {name: became for name, became in results.items() if became == "done"} == {}
-    assert run(engine, half, PYTHON, "-c", TOTALS) == SLICE
+    assert engine.python_in(half.id, TOTALS) == SLICE
 
 
 REMOVE = """
@@ -188,11 +174,11 @@ print(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
 
 def test_writable_files_of_the_isolation_harm_only_their_session(engine: Engine, hub: DockerHub) -> None:
     running = hub.running("bob", fgpu="0.5")
-    assert run(engine, running, PYTHON, "-c", REMOVE) == ""
+    assert engine.python_in(running.id, REMOVE) == ""
     # An account that makes no sense refuses everything, instead of allowing it.
-    assert run(engine, running, PYTHON, "-c", CONTEXT) == "0"
-    run(engine, running, PYTHON, "-c", "open('/run/fgpu/written/accounting', 'r+b').truncate(100)")
-    assert run(engine, running, PYTHON, "-c", CONTEXT) == "2"
+    assert engine.python_in(running.id, CONTEXT) == "0"
+    engine.python_in(running.id, "open('/run/fgpu/written/accounting', 'r+b').truncate(100)")
+    assert engine.python_in(running.id, CONTEXT) == "2"
 
 
 def test_a_container_has_its_mounts_from_the_host_read_only(half: Running, shared_hub: DockerHub) -> None:
@@ -239,9 +225,9 @@ def test_session_cannot_fill_the_hubs_disk(engine: Engine, hub: DockerHub) -> No
     other = hub.running("carol", fgpu="0.2")
     folder = hub.data / "limits"
     before = sum(path.lstat().st_blocks for path in folder.rglob("*"))
-    assert run(engine, running, PYTHON, "-c", FILL) == "True True"
+    assert engine.python_in(running.id, FILL) == "True True"
     assert sum(path.lstat().st_blocks for path in folder.rglob("*")) == before
-    assert run(engine, other, PYTHON, "-c", CONTEXT) == "0", "nobody else is harmed"
+    assert engine.python_in(other.id, CONTEXT) == "0", "nobody else is harmed"
 
 
 BYPASSED = "BYPASSED (expected)"
@@ -278,7 +264,7 @@ def test_configuration_cannot_displace_the_isolation(
 ) -> None:
     hub = make_hub(after=MINI + DISPLACING).start()
     running = hub.running("alice", fgpu="0.5")
-    assert run(engine, running, PYTHON, "-c", TOTALS) == SLICE
+    assert engine.python_in(running.id, TOTALS) == SLICE
     for path in ("/run/fgpu/limits", "/etc/ld.so.preload", "/usr/local/bin/fgpu-smi"):
         assert f"something else is configured to be mounted at {path}; it is left out" in hub.log_text()
     mounted = {m["Destination"] for m in running.container["Mounts"]}
@@ -316,17 +302,11 @@ TAMPERED = {
 
 
 @pytest.fixture(scope="module")
-def tampered(
-    engine: Engine, image: str, make_hub: Callable[..., DockerHub], tmp_path_factory: pytest.TempPathFactory
-) -> DockerHub:
+def tampered(engine: Engine, image: str, make_hub: Callable[..., DockerHub]) -> DockerHub:
     """A Hub with images that were tampered with, and a watchdog that looks every second."""
-    images = {"python": BASE}
-    for slug, dockerfile in TAMPERED.items():
-        images[slug] = engine.build(slug, dockerfile.replace("{base}", BASE))
-    path = tmp_path_factory.mktemp("tampered") / "catalogue.toml"
-    path.write_text("\n".join(entry(slug, reference) for slug, reference in images.items()))
-    settings = {"watchdog_every_s": 1, "watchdog_tolerance_mib": 128, "catalogue": str(path)}
-    return make_hub(**settings).start()
+    images = {slug: engine.build(slug, text.replace("{base}", BASE)) for slug, text in TAMPERED.items()}
+    settings = {"watchdog_every_s": 1, "watchdog_tolerance_mib": 128}
+    return make_hub(images={"python": BASE, **images}, **settings).start()
 
 
 def test_session_without_isolation_is_ended_and_its_owner_learns_why(
@@ -357,8 +337,10 @@ def test_images_isolation_variables_are_removed_and_its_search_path_comes_after_
     tampered: DockerHub, engine: Engine
 ) -> None:
     running = tampered.running("bob", image="knobs", fgpu="0.5")
-    assert run(engine, running, PYTHON, "-c", TOTALS) == SLICE
-    inside = dict(line.split("=", 1) for line in run(engine, running, "env").splitlines() if "=" in line)
+    assert engine.python_in(running.id, TOTALS) == SLICE
+    inside = dict(
+        line.split("=", 1) for line in engine.output_of(running.id, "env").splitlines() if "=" in line
+    )
     assert {"LD_AUDIT", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_DEVICE_MEMORY_LIMIT"}.isdisjoint(inside)
     assert inside["NVIDIA_VISIBLE_DEVICES"] == "GPU-simulated-two-0"
     assert inside["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
@@ -373,11 +355,8 @@ def test_image_prepared_to_avoid_isolation_does_not_avoid_it(
 ) -> None:
     running = tampered.running("carol", image=slug, fgpu="0.5")
     code = TAMPER.replace("PATHS", repr(READ_ONLY))
-    results = json.loads(run(engine, running, PYTHON, "-c", code))
+    results = json.loads(engine.python_in(running.id, code))
     done = {name for name, became in results.items() if became == "done"}
     assert done == set(), "not in an image where the folder above is the user's, either"
-    assert (
-        run(engine, running, "env", "-i", "LD_LIBRARY_PATH=/run/fgpu/simulated", PYTHON, "-c", TOTALS)
-        == SLICE
-    )
+    assert engine.output_of(running.id, *WAYS["env -i"]) == SLICE
     tampered.end("carol")

@@ -124,7 +124,9 @@ def test_link_to_a_shared_image_asks_first_and_names_its_owner(
     # Nor does the form start it while its box is not ticked.
     form = BeautifulSoup(browser.get(f"{hub.url}/hub/spawn/admin/x", timeout=30).text, "html.parser")
     sent = {"image_name": hostile.name, "fgpu": "0.5", "cpu": "0.5", "memory_mib": "1024"}
-    action = form.select("#spawn_form")[0]["action"]
+    (spawn,) = form.select("#spawn_form")
+    sent |= {hidden["name"]: hidden["value"] for hidden in spawn.select("input[name=_xsrf]")}
+    action = spawn["action"]
     answer = browser.post(f"{hub.url}{action}", data=sent, timeout=30)
     assert answer.status_code == 400
     assert "tick the box below it to accept it" in answer.text

@@ -7,23 +7,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from dockerhub import DockerHub, Engine, Running
+from dockerhub import USES_A_GPU, DockerHub, Engine, Running
 
-from fgpu_scheduler import SessionState, Store
+from fgpu_scheduler import SessionState
 from hubprocess import until
 
 MIB = 2**20
 HELD_MIB = 32
-PROGRAM = f"""
-import ctypes, os, time
-cuda = ctypes.CDLL("libcuda.so.1")
-device, context, address = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+PROGRAM = f"""{USES_A_GPU}
 size = {HELD_MIB} << 20
 filled = (b"a GPU keeps what it is given" * (size // 28 + 1))[:size]
-assert cuda.cuInit(0) == cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == cuda.cuCtxSetCurrent(context) == 0
-assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
-assert cuda.cuMemcpyHtoD_v2(address, filled, ctypes.c_size_t(size)) == 0
+assert take({HELD_MIB}) == cuda.cuMemcpyHtoD_v2(address, filled, ctypes.c_size_t(size)) == 0
 open("/tmp/filled", "w").close()
 while not os.path.exists("/tmp/read"):
     time.sleep(0.05)
@@ -52,17 +46,13 @@ def has_state(hub: DockerHub, state: SessionState) -> None:
 
 
 def park(hub: DockerHub, half: Running) -> None:
-    store = Store(f"sqlite:///{hub.data / 'fgpu.sqlite'}")
-    store.connect()
-    store.ask_to_park(half.session.id, now_s=int(time.time()))
-    store.close()
+    with hub.writing() as store:
+        store.ask_to_park(half.session.id, now_s=int(time.time()))
     has_state(hub, SessionState.PARKED)
 
 
 def memory_limit_mib(engine: Engine, half: Running) -> int:
-    found = engine.inspect(half.id)
-    assert found is not None
-    return int(found["HostConfig"]["Memory"]) // MIB
+    return int(engine.client.inspect_container(half.id)["HostConfig"]["Memory"]) // MIB
 
 
 def test_a_parked_container_keeps_its_gpu_memory_beside_its_own_limit(

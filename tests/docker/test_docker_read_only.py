@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-import requests
-from dockerhub import DockerHub, Engine, Running
+from dockerhub import HALF, PYTHON, DockerHub, Engine, Running
 
 WRITE = "from pathlib import Path; p = Path({path!r}); p.write_text('x'); print(p.read_text())"
 
@@ -26,27 +25,16 @@ c.FGPUSpawner.volumes = {{{volume!r}: "/home/jovyan"}}
 
 @pytest.fixture(scope="module")
 def alice(read_only_hub: DockerHub) -> Running:
-    return read_only_hub.running("alice", fgpu="0.5", cpu="1", memory_mib=1024)
-
-
-def ask(hub: DockerHub, running: Running, method: str, path: str, **kwargs: object) -> requests.Response:
-    headers = {"Authorization": f"token {running.token}"}
-    url = f"{hub.url}/user/alice/{path}"
-    return requests.request(method, url, headers=headers, timeout=30, **kwargs)  # type: ignore[arg-type]
+    return read_only_hub.running("alice", **HALF)
 
 
 def test_jupyterlab_and_a_kernel_work(engine: Engine, read_only_hub: DockerHub, alice: Running) -> None:
     assert alice.host["ReadonlyRootfs"] is True
-    lab = ask(read_only_hub, alice, "GET", "lab")
+    lab = read_only_hub.ask(alice, "lab")
     assert lab.status_code == 200
     assert "jupyter-config-data" in lab.text
-    written = ask(
-        read_only_hub,
-        alice,
-        "PUT",
-        "api/contents/kept.txt",
-        json={"type": "file", "format": "text", "content": "here"},
-    )
+    body = {"type": "file", "format": "text", "content": "here"}
+    written = read_only_hub.ask(alice, "api/contents/kept.txt", "PUT", json=body)
     assert written.status_code == 201, written.text
     code = "from jupyter_client.manager import run_kernel\nwith run_kernel() as c: c.execute_interactive('print(6 * 7)')"
     assert engine.python_in(alice.id, code).splitlines()[-1] == "42"
@@ -55,9 +43,7 @@ def test_jupyterlab_and_a_kernel_work(engine: Engine, read_only_hub: DockerHub, 
 @pytest.mark.parametrize("path", ["/opt/fgpu/x", "/etc/x", "/x", "/usr/lib/x"])
 def test_the_root_cannot_be_written_to_even_by_root(engine: Engine, alice: Running, path: str) -> None:
     for user in ("", "0:0"):
-        status, output = engine.run_in(
-            alice.id, "/opt/fgpu/bin/python", "-c", WRITE.format(path=path), user=user
-        )
+        status, output = engine.run_in(alice.id, PYTHON, "-c", WRITE.format(path=path), user=user)
         assert status != 0, (user, output)
     assert "Read-only file system" in output
 

@@ -7,17 +7,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from dockerhub import DockerHub, Engine, Running
+from dockerhub import USES_A_GPU, DockerHub, Engine, Running
 
-from fgpu_scheduler import Amount, Resize, Resizes, ResizeState, Session, Store
+from fgpu_scheduler import Amount, Resize, Resizes, ResizeState, Session
 from hubprocess import until
 
-PROGRAM = """
-import ctypes, json, time
-cuda, size = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t
-device, context, held, told = ctypes.c_int(), ctypes.c_void_p(), [], {}
-assert cuda.cuInit(0) == cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == cuda.cuCtxSetCurrent(context) == 0
+PROGRAM = f"""{USES_A_GPU}
+size, held, told = ctypes.c_size_t, [], {{}}
 def take(mib):
     address = ctypes.c_uint64()
     status = cuda.cuMemAlloc_v2(ctypes.byref(address), size(mib << 20))
@@ -51,10 +47,8 @@ def half(shared_hub: DockerHub) -> Iterator[Running]:
 
 
 def ask(hub: DockerHub, session: Session, milli: int) -> None:
-    store = Store(f"sqlite:///{hub.data / 'fgpu.sqlite'}")
-    store.connect()
-    Resizes(store).ask(session.id, Amount(milli), by="alice", now_s=0)
-    store.close()
+    with hub.writing() as store:
+        Resizes(store).ask(session.id, Amount(milli), by="alice", now_s=0)
 
 
 def answered(hub: DockerHub) -> Resize:

@@ -163,42 +163,24 @@ def test_a_session_of_an_image_that_runs_as_root_does_not(engine: Engine, hub: D
     assert set(users) == {"1000"}
 
 
-def test_the_labels_say_whose_it_is(half: Running, shared_hub: DockerHub) -> None:
+def test_labels_say_whose_it_is_also_with_an_image_that_forges_them(hub: DockerHub) -> None:
+    running = hub.running("bob", image="forged", fgpu="0.5")
     ours = ("installation", "session", "attempt", "node", "user", "server", "image", "amount")
-    assert {key: half.labels.get(f"fgpu.{key}") for key in ours} == {
-        "installation": shared_hub.installation,
-        "session": str(half.session.id),
-        "attempt": "1",
-        "node": "two",
-        "user": "alice",
-        "server": "",
-        "image": "python",
-        "amount": "0.5",
-    }
-
-
-def test_an_images_forged_labels_change_nothing(engine: Engine, hub: DockerHub) -> None:
-    running = hub.running("bob", image="forged")
-    ours = ("installation", "session", "attempt", "node", "user")
     assert {key: running.labels[f"fgpu.{key}"] for key in ours} == {
         "installation": hub.installation,
         "session": str(running.session.id),
         "attempt": "1",
         "node": "two",
         "user": "bob",
+        "server": "",
+        "image": "forged",
+        "amount": "0.5",
     }
 
 
 @pytest.mark.parametrize("user", ["a{username}b", "a{b", "{0}{{}}"])
 def test_braces_in_a_users_name_stay_as_they_are(hub: DockerHub, user: str) -> None:
     assert hub.running(user).labels["fgpu.user"] == user
-
-
-def test_a_container_is_named_after_installation_session_and_attempt(
-    half: Running, shared_hub: DockerHub
-) -> None:
-    assert half.name == f"fgpu-{shared_hub.installation}-{half.session.id}-1"
-    assert len(shared_hub.installation) == 12
 
 
 def test_the_engine_never_removes_a_container_by_itself(half: Running) -> None:
@@ -208,11 +190,11 @@ def test_the_engine_never_removes_a_container_by_itself(half: Running) -> None:
     assert half.host["LogConfig"]["Config"]["max-size"] == "10m"
 
 
-def test_stop_and_start_at_once_ten_times_never_finds_the_name_taken(hub: DockerHub) -> None:
+def test_stop_and_start_at_once_never_finds_the_name_taken(hub: DockerHub) -> None:
     names = set()
     hub.add_user("bob")
-    for _ in range(10):
+    for _ in range(4):
         names.add(hub.running("bob").name)
         assert hub.stop("bob").status_code in (202, 204)
-    assert len(names) == 10
+    assert len(names) == 4
     assert "Conflict" not in hub.log_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from dockerhub import BASE, MINI, DockerHub, Engine, Running, entry
+from dockerhub import BASE, MINI, DockerHub, Engine, Running, write_catalogue
 
 AS_ROOT = "/usr/bin/as-root"
 """Stands for sudo, which is not in the image that is made without a registry: a shell that is root's, set-user-id."""
@@ -22,10 +22,10 @@ def hub(
         "sudo",
         f"FROM {BASE}\nUSER root\nRUN cp /bin/bash {AS_ROOT} && chmod 4755 {AS_ROOT}\nUSER 1000:1000\n",
     )
-    path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
-    path.write_text(entry("python", image) + entry("sudo", image) + "sudo = true\n")
+    folder = tmp_path_factory.mktemp("catalogue")
+    catalogue = write_catalogue(folder, {"python": image, "sudo": image}, "sudo = true\n")
     after = MINI + "c.JupyterHub.load_groups = {'staff': {'users': ['bob']}}\n"
-    return make_hub(after=after, catalogue=str(path), sudo_groups=["staff"]).start()
+    return make_hub(after=after, catalogue=catalogue, sudo_groups=["staff"]).start()
 
 
 def as_root(engine: Engine, running: Running, command: str) -> tuple[int, str]:

@@ -39,13 +39,25 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory, image: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pool(make_hub: Callable[..., DockerHub], engine: Engine, catalogue: Path) -> Iterator[Pool]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """A folder that users may choose."""
+    path = tmp_path_factory.mktemp("shared")
+    path.chmod(0o755)
+    (path / "big").write_text("data")
+    return {"sets": {"path": str(path)}}
+
+
+@pytest.fixture(scope="module")
+def pool(
+    make_hub: Callable[..., DockerHub], engine: Engine, catalogue: Path, shared: dict[str, dict[str, str]]
+) -> Iterator[Pool]:
     """Homes are volumes; the image has been used once, so that its pool is full."""
     hub = make_hub(
         before=WITH_HOMES.format(prefix=engine.prefix),
         after="",
         catalogue=str(catalogue),
         warm_pool={"python": 2},
+        folders=shared,
     ).start()
     found = Pool(hub, engine)
     for user in ("alice", "bob", "carol"):
@@ -136,6 +148,17 @@ def test_session_with_a_new_home_starts_cold(pool: Pool, engine: Engine) -> None
     assert f"Session {running.session.id} starts cold: the volume is new" in pool.hub.log_text()
     pool.hub.end("dora")
     engine.remove_volume(f"{engine.prefix}-home-dora")
+
+
+def test_session_with_a_chosen_folder_starts_cold_and_has_it_and_the_pool_stays(
+    pool: Pool, engine: Engine
+) -> None:
+    before = pool.filled(2)
+    running = pool.hub.running("alice", folders=["sets"], **HALF)
+    assert running.id not in before.values()
+    assert engine.run_in(running.id, "cat", "/run/fgpu/folders/sets/big") == (0, "data")
+    pool.hub.end("alice")
+    assert pool.filled(2) == before
 
 
 def test_restarted_hub_removes_the_old_warm_containers(pool: Pool, engine: Engine) -> None:

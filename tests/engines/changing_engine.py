@@ -24,7 +24,7 @@ from fgpuspawner.engines.base import (
     LaunchSpec,
     NotBound,
 )
-from fgpuspawner.settings.nodes import Machine
+from fgpuspawner.settings.nodes import MachineFacts
 
 FILE = "cluster.json"
 LOOK_EVERY_S = 0.2
@@ -47,7 +47,7 @@ class ChangingEngine(MemoryEngine):
 
         hub.background.every(LOOK_EVERY_S, look, failed="The cluster cannot be watched")
 
-    def survey(self) -> Mapping[str, Machine | None]:
+    def survey(self) -> Mapping[str, MachineFacts | None]:
         return {name: _machine(name, **said) for name, said in self._read()["nodes"].items()}
 
     async def observe(self) -> Seen:
@@ -70,9 +70,9 @@ class ChangingEngine(MemoryEngine):
 
 def _machine(
     name: str, *, gpus: int = 1, cpu: int = 8, group: str | None = None, closed: bool = False
-) -> Machine:
+) -> MachineFacts:
     devices = SimulatedProbe(gpus, 8192, name).devices()
-    return Machine(1000 * cpu, 8192, devices, group=group, closed=closed)
+    return MachineFacts(1000 * cpu, 8192, devices, group=group, closed=closed)
 
 
 def write(data: Path, nodes: Mapping[str, Mapping[str, object]], **more: object) -> None:

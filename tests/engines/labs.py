@@ -48,7 +48,6 @@ from fgpuspawner.engines.docker.engine import DockerEngine
 from fgpuspawner.engines.kubernetes.api import run_blocking
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
-from fgpuspawner.engines.kubernetes.files import REFERENCE as FILES_IMAGE
 from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.local.engine import LocalEngine
 from fgpuspawner.form.offer import make_offer
@@ -471,7 +470,14 @@ class KubeLab(Lab):
         self.api = KubeApi.of(Path(kubeconfig))
         found = self.ask("GET", "/api/v1/nodes")
         self.node = found["items"][0]["metadata"]["name"]
+        # Pods that end still hold CPU, also those of a Hub's tests.
+        wait_for("no pod that ends", lambda: not self.leaving() or None, timeout_s=120)
         super().__init__(folder)
+
+    def leaving(self) -> list[str]:
+        """Return the pods that are being removed."""
+        found = self.ask("GET", "/api/v1/pods")["items"]
+        return [p["metadata"]["name"] for p in found if "deletionTimestamp" in p["metadata"]]
 
     def ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         """Send a request to the cluster as its administrator."""
@@ -488,7 +494,7 @@ class KubeLab(Lab):
         )
 
     def options(self) -> object:
-        return PodOptions(files_image=FILES_IMAGE, pull_policy="Never", stop_timeout_s=1)
+        return PodOptions(stop_timeout_s=1)
 
     @contextlib.contextmanager
     def foreign(self) -> Iterator[Callable[[], bool]]:

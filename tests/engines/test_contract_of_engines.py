@@ -12,7 +12,7 @@ from labs import Lab, MachineLab
 
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner.engines.base import Ended, Endpoint, Engine, EngineSilent, LaunchFailed, PullFailed
-from fgpuspawner.hub.session_probes import Verification
+from fgpuspawner.hub.session_probes import prove
 from fgpuspawner.hub.session_server import first_answer
 from fgpuspawner.images.availability import Where
 from fgpuspawner.images.model import Image
@@ -284,10 +284,7 @@ async def test_each_way_to_ask_for_a_gpu_starts_and_nvidia_smi_inside_shows_the_
     assert await answer(endpoint) == str(session.id)
     if lab.name == "memory":
         pytest.skip("a thread has no limits of its own")
-    proof = Verification(
-        engine, lab.isolation.backend_of(session), timeout_s=PATIENCE_S, data=lab.settings.data_path()
-    )
-    await proof.prove(session, spec.prepared, Endpoint("", 0), spec.slice_environment)
+    await prove(engine, lab.isolation, lab.settings, spec, Endpoint("", 0))
     shown = (await answer(endpoint, "nvidia-smi")).splitlines()
     assert shown == [f"{len(memory_mib)}, {mib}" for mib in memory_mib]
 

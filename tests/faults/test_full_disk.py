@@ -12,9 +12,8 @@ import pytest
 import requests
 from test_administrators import Browser
 
-from hubprocess import HubProcess, until
+from hubprocess import MINI, HubProcess, until
 
-MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parents[1] / 'hub' / 'miniserver.py')!r}]\n"
 SIZE_MIB = 48
 
 

@@ -72,7 +72,6 @@ HUB_WHEELS = (
     "alembic>=1.16,<2",
     "pydantic>=2.9,<3",
     "psutil>=6",
-    "cryptography>=43",
     "docker>=7.1,<8",
     "dockerspawner>=14,<15",
     "lazy-loader>=0.4,<1",

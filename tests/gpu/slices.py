@@ -17,7 +17,7 @@ import pytest
 from realgpu import MIB, ROOT, Gpu, Nvml
 from sessionfolders import REGION_BYTES, limits_text, write_for_all, write_read_only
 
-__all__ = ["HOLD", "MIB", "ROOT", "Gpu", "Nvml", "Slice", "held", "needs"]
+__all__ = ["HOLD", "MIB", "ROOT", "Gpu", "Nvml", "Slice", "held", "needs", "status_of"]
 
 HOLD = """
     import ctypes, sys
@@ -124,6 +124,14 @@ def held(session: Slice, *sizes_mib: int) -> tuple[subprocess.Popen[str], int]:
     line = process.stdout.readline().split()
     assert line, process.communicate()[1] + session.log()
     return process, int(line[0])
+
+
+def status_of(session: Slice, *sizes_mib: int) -> int:
+    """Have a process hold these sizes and kill it; return the status of the last call."""
+    process, status = held(session, *sizes_mib)
+    process.kill()
+    process.communicate()
+    return status
 
 
 def _hundredths(part: str) -> int:

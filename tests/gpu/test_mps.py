@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from slices import Gpu, Slice, held
+from slices import Gpu, Slice, held, status_of
 
 CONTROL = "nvidia-cuda-mps-control"
 SMS = """
@@ -80,17 +80,11 @@ def test_a_client_has_no_more_sms_than_its_share(
 
 def test_the_daemon_holds_memory_that_libfgpu_would_give(client: Callable[..., Slice]) -> None:
     """The slice is larger than what is pinned, so it is the daemon that refuses."""
-    process, status = held(client(16_384), 6144)
-    process.kill()
-    process.communicate()
-    assert status == 2
+    assert status_of(client(16_384), 6144) == 2
 
 
 def test_a_client_sees_its_slice(client: Callable[..., Slice]) -> None:
-    process, status = held(client(2048), 3072)
-    process.kill()
-    process.communicate()
-    assert status == 2
+    assert status_of(client(2048), 3072) == 2
 
 
 def test_what_a_killed_client_does_to_its_neighbour(
@@ -98,10 +92,7 @@ def test_what_a_killed_client_does_to_its_neighbour(
 ) -> None:
     """Without a kernel in flight. With one, docs/isolation.md only says that the neighbour can end."""
     first, status = held(client(2048), 512)
-    second, other = held(client(2048), 512)
-    second.kill()
-    second.communicate()
-    assert status == other == 0
+    assert (status, status_of(client(2048), 512)) == (0, 0)
     record_property("neighbour_lives", first.poll() is None)
     assert int(client(2048).run(SMS)) > 0
     first.kill()

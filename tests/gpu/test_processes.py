@@ -5,23 +5,17 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from slices import Gpu, Nvml, Slice, held
+from slices import Gpu, Nvml, Slice, held, status_of
 
 
 def test_the_limit_is_of_all_processes_together_and_survives_kills(slice_of: Callable[..., Slice]) -> None:
     session = slice_of(4096)
     first, status = held(session, 3072)
     assert status == 0
-    second, status = held(session, 2048)
-    assert status == 2
-    second.kill()
-    second.communicate()
+    assert status_of(session, 2048) == 2
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    third, status = held(session, 4096)
-    assert status == 0, "what a killed process held was not given back"
-    third.kill()
-    third.communicate()
+    assert status_of(session, 4096) == 0, "what a killed process held was not given back"
 
 
 def test_what_is_charged_is_what_the_driver_says_is_used(
@@ -46,11 +40,5 @@ def test_what_is_charged_is_what_the_driver_says_is_used(
 
 def test_a_context_is_charged_what_the_limits_say(slice_of: Callable[..., Slice]) -> None:
     session = slice_of(2048, context_mib=512)
-    full, status = held(session, 1536)
-    assert status == 0
-    full.kill()
-    full.communicate()
-    over, status = held(session, 1537)
-    assert status == 2
-    over.kill()
-    over.communicate()
+    assert status_of(session, 1536) == 0
+    assert status_of(session, 1537) == 2

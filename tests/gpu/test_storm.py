@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from check import CARRIED
-from slices import MIB, Gpu, Nvml, Slice, held
+from slices import MIB, Gpu, Nvml, Slice, status_of
 
 LIMIT_MIB, WORKERS, KILLS = 8192, 8, 200
 PACE = 150
@@ -56,7 +56,5 @@ def test_no_kill_leaks_and_the_session_stays_in_its_slice(
     after = nvml.seconds_until(lambda mib: mib <= before + 8, gpu.uuid, within_s=10)
     record_property("seconds_until_free", after)
     assert after is not None, "something is still held 10 s after the last one"
-    whole, status = held(session, LIMIT_MIB - a_context_mib)
-    whole.kill()
-    whole.communicate()
+    status = status_of(session, LIMIT_MIB - a_context_mib)
     assert status == 0, f"what killed processes held was not given back {os.linesep}{session.log()}"

@@ -9,10 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from inside import Inside
 
-from hubprocess import WITHOUT_SERVICE, HubProcess
-
-MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
+from hubprocess import MINI, WITHOUT_SERVICE, HubProcess, running
 
 
 @pytest.fixture
@@ -34,11 +33,23 @@ def make_hub(tmp_path: Path) -> Iterator[Callable[..., HubProcess]]:
 @pytest.fixture(scope="module")
 def shared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     """One Hub for all the tests of a module that only read, or clean up after themselves."""
-    hub = HubProcess(tmp_path_factory.mktemp("hub"), after=MINI + WITHOUT_SERVICE)
-    try:
-        yield hub.start()
-    finally:
-        hub.close()
+    with running(tmp_path_factory.mktemp("hub"), after=MINI + WITHOUT_SERVICE) as hub:
+        yield hub
+
+
+@pytest.fixture
+def free_hub(shared_hub: HubProcess) -> Iterator[HubProcess]:
+    """The module's Hub. What a test leaves on it ends with the test."""
+    yield shared_hub
+    shared_hub.end_all()
+
+
+@pytest.fixture
+def inside() -> Iterator[Inside]:
+    """Runs programs in sessions, and ends them with the test."""
+    found = Inside()
+    yield found
+    found.close()
 
 
 @pytest.fixture

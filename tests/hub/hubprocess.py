@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 PROXY = ROOT / ".node/node_modules/.bin/configurable-http-proxy"
 ADMIN_PASSWORD = "test-admin-password-0123456789-abcdef"
+MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
+"""Lines after `configure` with which sessions run the miniserver."""
 
 CONFIG = """
 import os
@@ -329,6 +330,19 @@ class HubProcess:
         """Ask for a server's end."""
         return self.api("DELETE", self._server(user, server))
 
+    def end_all(self) -> None:
+        """End every session, and wait until the Hub has let go of their servers."""
+
+        def is_free() -> bool:
+            for key in self.states():
+                self.stop(*key.split("/", 1))
+            servers = [
+                server for user in self.api("GET", "users").json() for server in user["servers"].values()
+            ]
+            return not self.states() and not any(s["pending"] or s["ready"] for s in servers)
+
+        until(is_free, within_s=90, what="all sessions have ended")
+
     def servers(self, user: str) -> dict[str, Any]:
         """Return the Hub's model of the user's servers."""
         answer = self.api("GET", f"users/{user}")
@@ -408,9 +422,6 @@ def running(folder: Path, **kwargs: Any) -> Iterator[HubProcess]:
         yield hub.start()
     finally:
         hub.close()
-
-
-__all__ = ["HubProcess", "running", "signal", "until"]
 
 
 def module_world(kind: Callable[[Path], Any], folder: str) -> Any:

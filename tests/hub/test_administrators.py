@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import requests
 
-from hubprocess import HubProcess, module_world, until
+from hubprocess import MINI, HubProcess, module_world, until
 
-MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
 CLASS = """
 c.JupyterHub.load_groups = {"class": {"users": ["alice"]}}
 c.JupyterHub.load_roles.append({

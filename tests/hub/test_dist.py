@@ -45,7 +45,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("installed")
     venv.create(home / "venv", with_pip=True)
     programs = home / "venv" / "bin"
-    (line,) = re.findall(r"`(pip install --find-links dist [^`]+)`", README)
+    (line,) = re.findall(r"hub/bin/(pip install --find-links dist .+)", README)
     words = shlex.split(line.replace(" dist ", f" {dist} "))
     done = subprocess.run(
         [programs / "python", "-m", *words, "--quiet", "--only-binary", ":all:"],

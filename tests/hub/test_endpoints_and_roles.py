@@ -34,6 +34,8 @@ POST   keep/{id}                           401 403 403 404 403 409 409
 POST   extend/{id}                         401 403 403 404 403 409 409
 POST   park/{id}                            401 403 403 404 403 409 409
 POST   wake/{id}                            401 403 403 404 403 409 409
+POST   never-park/{id}                      401 403 403 404 403 409 409
+POST   may-park/{id}                        401 403 403 404 403 409 409
 GET    rename/{id}                          302 403 403 404 403 200 200
 POST   rename/{id}                          401 403 403 404 403 400 403
 GET    log/{id}                             302 403 403 404 404 404 404
@@ -60,6 +62,8 @@ POST   api/v1/sessions/{id}/keep           401 403 403 404 403 409 409
 POST   api/v1/sessions/{id}/extend         401 403 403 404 403 409 409
 POST   api/v1/sessions/{id}/park            401 403 403 404 403 409 409
 POST   api/v1/sessions/{id}/wake            401 403 403 404 403 409 409
+POST   api/v1/sessions/{id}/never-park      401 403 403 404 403 409 409
+POST   api/v1/sessions/{id}/may-park        401 403 403 404 403 409 409
 GET    api/v1/sessions/{id}/log             401 403 403 404 404 404 404
 GET    api/v1/sessions/{id}/setup           401 403 403 404 404 403 403
 POST   api/v1/sessions/{id}/image          401 403 403 404 403 403 409
@@ -246,6 +250,11 @@ def test_names_are_visible_to_permitted_roles(filled: Filled) -> None:
     )
     own = filled.hub.ask("GET", f"api/v1/sessions/{filled.bob_runs.id}/meter", filled.bob)
     assert SECRET in own.text
+
+
+def test_meter_of_a_session_that_was_never_measured_is_unknown(filled: Filled) -> None:
+    meter = filled.hub.ask("GET", f"api/v1/sessions/{filled.bobs_secret.id}/meter", filled.bob).json()
+    assert (meter["now"], meter["points"], meter["processes"]) == (None, [], [])
 
 
 def test_events_hide_sessions_of_others(filled: Filled) -> None:

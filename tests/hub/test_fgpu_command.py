@@ -19,10 +19,9 @@ import pytest
 
 from fgpu_scheduler import Audit, memory_words
 from fgpuspawner.cli import main as cli
-from hubprocess import HubProcess, until
+from hubprocess import MINI, HubProcess, running, until
 
 FGPU = str(Path(sys.executable).parent / "fgpu")
-MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
 SMALL = ("--cpu", "0.1", "--memory-mib", "256")
 QUOTA = {"user": "*", "max_fgpu": 1.5}
 
@@ -84,11 +83,8 @@ class Person:
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     """A Hub with one GPU of 2 fGPU; each user may hold 1.5."""
-    hub = HubProcess(tmp_path_factory.mktemp("hub"), after=MINI, quotas=[QUOTA])
-    try:
-        yield hub.start()
-    finally:
-        hub.close()
+    with running(tmp_path_factory.mktemp("hub"), after=MINI, quotas=[QUOTA]) as hub:
+        yield hub
 
 
 @pytest.fixture
@@ -144,6 +140,8 @@ def test_a_log_is_read_by_its_owner_and_administrators_only(people: tuple[Person
     session = alice.json("run", "--fgpu", "0.3", *SMALL, "--name", "my training", "--wait")["sessions"][0]
     assert session["display_name"] == "my training"
     number = str(session["id"])
+    assert alice.fgpu("rename", number, "try 2") == (f"session {number} is now try 2\n", "")
+    assert bob.json("rename", number, "mine", status=1)["error"]["code"] == "no_such_session"
     lines = alice.fgpu("logs", number)[0]
     assert "miniserver for session" in lines
     assert alice.json("logs", number, "--lines", "1")["lines"] == [f"miniserver for session {number}"]
@@ -155,9 +153,7 @@ def test_a_log_is_read_by_its_owner_and_administrators_only(people: tuple[Person
     admin = Person(hub, "admin", hub.add_user("admin"), alice.home)
     assert "miniserver for session" in admin.fgpu("logs", number)[0]
     audit = [line for line in Audit(hub.store).lines(limit=9) if line.action == "session.log"]
-    assert [(line.actor, line.target) for line in audit] == [
-        ("admin", f"session {number} (my training) of alice")
-    ]
+    assert [(line.actor, line.target) for line in audit] == [("admin", f"session {number} (try 2) of alice")]
     alice.fgpu("end", number)
     until(lambda: alice.fgpu("list")[0] == "no sessions\n", what="it has ended")
     assert "miniserver for session" in alice.fgpu("logs", number)[0]

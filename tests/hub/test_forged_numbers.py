@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import requests
 
-from hubprocess import PATIENT, WITHOUT_SERVICE, HubProcess, until
+from hubprocess import MINI, PATIENT, WITHOUT_SERVICE, HubProcess, until
 
-MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).with_name('miniserver.py'))!r}]\n"
 FIELDS = (
     *("fgpu", "cpu", "memory_mib", "gpu_memory_mib", "compute_percent"),
     *("count", "time_limit", "time_limit_s", "priority", "gpu_model", "gpu_models", "image", "group"),

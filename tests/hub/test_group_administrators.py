@@ -16,11 +16,11 @@ import requests
 from bs4 import BeautifulSoup
 from servedroutes import methods_of, served
 from standing import asked, gpus, standing
-from test_administrators import MINI, Browser, World
+from test_administrators import Browser, World
 
 from fgpu_scheduler import MOST_EDITS, Quota, QuotaEdits, QuotaScope
 from fgpuspawner.cli import main as cli
-from hubprocess import HubProcess, module_world, until
+from hubprocess import MINI, HubProcess, module_world, until
 
 JSON = dict[str, Any]
 ASSISTANTS = """

@@ -11,9 +11,8 @@ import pytest
 import requests
 from bs4 import BeautifulSoup
 
-from hubprocess import HubProcess, module_world, until
+from hubprocess import MINI, HubProcess, module_world, until
 
-MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
 QUICK = "c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 1}\n"
 """A request that has to wait is answered after a second."""
 ENTRY = """[[image]]

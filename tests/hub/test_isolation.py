@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from inside import CUDA, HOLD, Inside, server_of
 
-from fgpu_scheduler import Audit, Session
+from fgpu_scheduler import Audit, AuditLine, Session
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.choice import VERDICTS
 from fgpuspawner.isolation.files import write_whole
 from fgpuspawner.meter.model import METERS
-from hubprocess import HubProcess, until
+from hubprocess import MINI, WITHOUT_SERVICE, HubProcess, running, until
 
 pytestmark = pytest.mark.usefixtures("libfgpu_built")
 
@@ -32,34 +28,7 @@ import pynvml
 pynvml.nvmlInit()
 print(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total // 2**20)
 """
-CUDA = """
-import ctypes, signal, sys, time
-cuda = ctypes.CDLL("libcuda.so.1")
-def call(name, *arguments):
-    status = getattr(cuda, name)(*arguments)
-    if status:
-        print(name, status, flush=True)
-        sys.exit(status)
-context, device = ctypes.c_void_p(), ctypes.c_int()
-call("cuInit", 0)
-call("cuDeviceGet", ctypes.byref(device), 0)
-call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-call("cuCtxSetCurrent", context)
-def take(mib):
-    pointer = ctypes.c_uint64()
-    call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(mib * 2**20))
-    return pointer
-"""
-HOLD = CUDA + "taken = take(int(sys.argv[1]))\nprint('taken', flush=True)\nsignal.pause()\n"
-
-
 Make = Callable[..., HubProcess]
-
-
-def server_of(session: Session, hub: HubProcess) -> psutil.Process:
-    """Return the process that the Hub noted as the session's server."""
-    note = hub.data / "run" / f"{session.id}-{session.attempt}@local"
-    return psutil.Process(int(note.read_text()))
 
 
 def start(hub: HubProcess, user: str, server: str = "", **options: Any) -> Session:
@@ -70,71 +39,16 @@ def start(hub: HubProcess, user: str, server: str = "", **options: Any) -> Sessi
     return hub.sessions()[f"{user}/{server}"]
 
 
-@pytest.fixture(autouse=True)
-def nobody_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test ends on the shared Hub is over before the next one begins."""
-    yield
-    if "shared_hub" in request.fixturenames:
-        hub: HubProcess = request.getfixturevalue("shared_hub")
-        until(lambda: hub.states() == {}, what="its sessions have ended")
-
-
-class Inside:
-    """Runs programs in a session, with the environment of its server; what still runs is ended with the test."""
-
-    def __init__(self) -> None:
-        self._running: list[subprocess.Popen[str]] = []
-
-    def popen(
-        self, hub: HubProcess, session: Session, *command: str, without: str = ""
-    ) -> subprocess.Popen[str]:
-        env = {k: v for k, v in server_of(session, hub).environ().items() if k != without}
-        child = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=hub.folder,
-            start_new_session=True,
-        )
-        self._running.append(child)
-        return child
-
-    def run(self, hub: HubProcess, session: Session, *command: str, without: str = "") -> tuple[int, str]:
-        child = self.popen(hub, session, *command, without=without)
-        output, _ = child.communicate(timeout=120)
-        return child.returncode, output
-
-    def holding(
-        self, hub: HubProcess, session: Session, mib: int, *, without: str = ""
-    ) -> subprocess.Popen[str]:
-        """Return a program that holds so much GPU memory."""
-        child = self.popen(hub, session, sys.executable, "-c", HOLD, str(mib), without=without)
-        assert child.stdout is not None
-        assert child.stdout.readline() == "taken\n"
-        return child
-
-    def close(self) -> None:
-        for child in self._running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
-
-
-@pytest.fixture
-def inside() -> Iterator[Inside]:
-    found = Inside()
-    yield found
-    found.close()
-
-
 # --- The slice is real ---
 
 
-def test_programs_see_their_slice_and_cannot_take_more(shared_hub: HubProcess, inside: Inside) -> None:
+def test_a_session_is_verified_its_programs_see_their_slice_and_nothing_is_left_of_it(
+    shared_hub: HubProcess, inside: Inside
+) -> None:
     session = start(shared_hub, "alice")
+    assert f"Session {session.id} is verified: interposer" in shared_hub.log_text()
+    (verdict,) = (v for v in VERDICTS.read(shared_hub.data) if v.session_id == session.id)
+    assert (verdict.node_id, verdict.problems) == ("local", ())
     assert inside.run(shared_hub, session, sys.executable, "-c", NVML_TOTAL) == (0, "2048\n")
     whole = inside.run(shared_hub, session, sys.executable, "-c", NVML_TOTAL, without="LD_PRELOAD")
     assert whole == (0, "8192\n"), (
@@ -156,107 +70,82 @@ def test_programs_see_their_slice_and_cannot_take_more(shared_hub: HubProcess, i
         """),
     )
     assert (status, said) == (0, "2\ngoes on\n")
-    shared_hub.stop("alice")
-
-
-def test_the_commands_are_there_and_on_simulated_gpus_nvidia_smi_too(
-    shared_hub: HubProcess, inside: Inside
-) -> None:
-    session = start(shared_hub, "carol")
-    for name in ("fgpu-smi", "nvidia-smi"):
-        status, said = inside.run(shared_hub, session, name)
-        assert status == 0, said
-        assert "2048MiB" in said.replace(" ", ""), said
-        assert "imulated" in said
-    assert inside.run(shared_hub, session, "fgpu-verify", "--help")[0] == 0
-    shared_hub.stop("carol")
-
-
-def test_a_session_is_verified_before_it_is_ready(shared_hub: HubProcess) -> None:
-    session = start(shared_hub, "dora")
-    assert f"Session {session.id} is verified: interposer" in shared_hub.log_text()
-    (verdict,) = (v for v in VERDICTS.read(shared_hub.data) if v.session_id == session.id)
-    assert (verdict.node_id, verdict.problems) == ("local", ())
-    shared_hub.stop("dora")
-
-
-def test_nothing_is_left_of_a_session_that_has_ended(shared_hub: HubProcess) -> None:
-    session = start(shared_hub, "hilda")
     own = shared_hub.data / "limits" / str(session.id)
     account = (own / "accounting").resolve()
     assert account.parts[:3] == ("/", "dev", "shm")
-    shared_hub.stop("hilda")
-    until(lambda: "hilda/" not in shared_hub.states(), what="the session has ended")
+    shared_hub.stop("alice")
     until(lambda: not own.exists() and not account.parent.exists(), what="its folders are gone")
+    shared_hub.reach({})
 
 
 # --- A limit that is not in force ---
 
 
-def environment(folder: Path, script: str) -> str:
-    """Return lines for a catalogue with an image where Python is a script."""
-    program = folder / "image" / "bin" / "python"
-    program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    fields = {
-        "slug": "python",
-        "name": "Stripped",
-        "framework": "python",
-        "version": "3.11",
-        "python": "3.11",
-        "reference": "fgpuspawner/base:0.1",
-        "environment": str(program.parent.parent),
-    }
-    (folder / "catalogue.toml").write_text(
-        "\n".join(["[[image]]", *(f'{key} = "{value}"' for key, value in fields.items()), "default = true\n"])
-    )
-    return str(folder / "catalogue.toml")
+SCRIPTS = {
+    "exec": f'unset LD_PRELOAD\nexec {sys.executable} "$@"',
+    # Until then it looks as it should.
+    "later": f'sleep 2\nunset LD_PRELOAD\nexec {sys.executable} "$@"',
+    "child": f'env -u LD_PRELOAD {sys.executable} "$@"',
+    "another": f'export LD_PRELOAD=/no/such/library.so\nexec {sys.executable} "$@" 2>/dev/null',
+    # As JupyterLab starts programs to see which language servers there are.
+    "honest": f'env -i sleep 600 &\nexec {sys.executable} "$@"',
+}
+ENTRY = """[[image]]
+slug = "{name}"
+name = "{name}"
+framework = "python"
+version = "3.11"
+python = "3.11"
+reference = "fgpuspawner/base:0.1"
+environment = "{folder}"
+"""
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        f'unset LD_PRELOAD\nexec {sys.executable} "$@"',
-        # Until then it looks as it should.
-        f'sleep 2\nunset LD_PRELOAD\nexec {sys.executable} "$@"',
-        f'env -u LD_PRELOAD {sys.executable} "$@"',
-        f'export LD_PRELOAD=/no/such/library.so\nexec {sys.executable} "$@" 2>/dev/null',
-    ],
-    ids=["exec", "later", "child", "another"],
-)
+@pytest.fixture(scope="module")
+def scripts_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    """A Hub with images where Python is one of `SCRIPTS`."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for name, script in SCRIPTS.items():
+        program = folder / name / "bin" / "python"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    entries = "".join(ENTRY.format(name=name, folder=folder / name) for name in SCRIPTS)
+    (folder / "catalogue.toml").write_text(f"{entries}default = true\n")
+    after = MINI + WITHOUT_SERVICE
+    with running(folder / "hub", after=after, catalogue=str(folder / "catalogue.toml")) as hub:
+        yield hub
+
+
+@pytest.mark.parametrize("image", ["exec", "later", "child", "another"])
 def test_session_without_limits_in_force_is_ended_with_the_reason(
-    make_hub: Make, tmp_path: Path, script: str
+    scripts_hub: HubProcess, image: str
 ) -> None:
-    hub = make_hub(service=False, catalogue=environment(tmp_path, script)).start()
-    hub.add_user("alice")
-    answer = hub.spawn("alice", options=HALF)
-    (ended,) = until(lambda: hub.store.ended(user="alice", limit=1), what="the session has ended")
+    hub = scripts_hub
+    hub.add_user(image)
+    answer = hub.spawn(image, options={**HALF, "image": image})
+    (ended,) = until(lambda: hub.store.ended(user=image, limit=1), what="the session has ended")
     assert (ended.state, ended.end_cause) == ("ERROR", "ISOLATION_FAILED")
-    (verdict,) = VERDICTS.read(hub.data)
-    assert verdict.session_id == ended.id
+    (verdict,) = (v for v in VERDICTS.read(hub.data) if v.session_id == ended.id)
     assert any("CUDA reported 8192 MiB" in problem for problem in verdict.problems)
     assert ended.message == (
         "your session was ended because its GPU limit of 2048 MiB was not in force (CUDA reported 8192 MiB); this is "
-        "usually the fault of the image (python): try another one, or ask an administrator"
+        f"usually the fault of the image ({image}): try another one, or ask an administrator"
     )
     assert ended.started_at_s is None, "it was never handed out"
     # The request is answered at once, or with a waiting page: see the next test.
     if answer.status_code == 500:
         assert answer.json()["message"] == ended.message
-    assert not hub.ready("alice")
+    assert not hub.ready(image)
     until(lambda: not list((hub.data / "run").iterdir()), what="its process is gone")
     assert hub.states() == {}
 
 
-def test_child_without_the_environment_is_not_the_server(make_hub: Make, tmp_path: Path) -> None:
-    # As JupyterLab starts programs to see which language servers there are.
-    script = f'env -i sleep 600 &\nexec {sys.executable} "$@"'
-    hub = make_hub(service=False, catalogue=environment(tmp_path, script)).start()
-    session = start(hub, "alice")
+def test_child_without_the_environment_is_not_the_server(scripts_hub: HubProcess) -> None:
+    session = start(scripts_hub, "alice", image="honest")
     assert session.state == "RUNNING"
-    hub.stop("alice")
-    hub.reach({})
+    scripts_hub.stop("alice")
+    scripts_hub.reach({})
 
 
 def test_failed_probe_ends_the_session(make_hub: Make) -> None:
@@ -278,10 +167,24 @@ def test_failed_probe_ends_the_session(make_hub: Make) -> None:
 # --- The watchdog ---
 
 
+@pytest.fixture(scope="module")
+def module_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    folder, after = tmp_path_factory.mktemp("watched"), MINI + WITHOUT_SERVICE
+    with running(folder, after=after, watchdog_every_s=1, watchdog_tolerance_mib=128) as hub:
+        yield hub
+
+
 @pytest.fixture
-def watched_hub(make_hub: Make) -> HubProcess:
+def watched_hub(module_hub: HubProcess) -> Iterator[HubProcess]:
     """A Hub with a watchdog that checks every second and tolerates 128 MiB."""
-    return make_hub(service=False, watchdog_every_s=1, watchdog_tolerance_mib=128).start()
+    yield module_hub
+    module_hub.end_all()
+
+
+def audited(hub: HubProcess, session: Session) -> list[AuditLine]:
+    """Return the watchdog's lines about a session, the newest first."""
+    lines = Audit(hub.store).lines(limit=99)
+    return [a for a in lines if a.actor == "the watchdog" and f"session {session.id} " in a.target]
 
 
 def test_session_that_bypasses_its_limit_is_warned_and_ended(watched_hub: HubProcess, inside: Inside) -> None:
@@ -299,10 +202,9 @@ def test_session_that_bypasses_its_limit_is_warned_and_ended(watched_hub: HubPro
     kinds = [e.kind for e in events]
     assert kinds.index("warned") < len(kinds) - 2, "warned first"
     lines = until(
-        lambda: [a for a in Audit(hub.store).lines(limit=9) if a.action == "watchdog.end"],
-        what="it is in the audit log",
+        lambda: [a for a in audited(hub, thief) if a.action == "watchdog.end"], what="it is in the audit log"
     )
-    strikes = [a.details for a in Audit(hub.store).lines(limit=9, action="watchdog.strike")]
+    strikes = [a.details for a in audited(hub, thief) if a.action == "watchdog.strike"]
     assert (lines[0].actor, lines[0].target) == (
         "the watchdog",
         f"session {thief.id} (Python 1) of mallory",
@@ -334,17 +236,21 @@ for line in sys.stdin:
 """A program that loads all code at its start, as with CUDA_MODULE_LOADING=EAGER, and then fills its slice."""
 
 
-def code_takes(hub: HubProcess, mib: int) -> None:
-    machine = hub.data / "simulated" / "local" / "machine"
-    text = machine.read_text().replace(" context_mib=0 ", f" context_mib=0 code_mib={mib} ")
+@pytest.fixture
+def much_code(watched_hub: HubProcess) -> Iterator[None]:
+    """The simulated driver counts 384 MiB for each module of code."""
+    machine = watched_hub.data / "simulated" / "local" / "machine"
+    before = machine.read_text()
+    text = before.replace(" context_mib=0 ", " context_mib=0 code_mib=384 ")
     write_whole(machine, text.encode(), mode=0o444)
+    yield
+    write_whole(machine, before.encode(), mode=0o444)
 
 
 def test_program_with_much_code_that_fills_its_slice_is_refused_and_not_ended(
-    watched_hub: HubProcess, inside: Inside
+    watched_hub: HubProcess, much_code: None, inside: Inside
 ) -> None:
     hub = watched_hub
-    code_takes(hub, 384)
     honest, neighbour = start(hub, "alice"), start(hub, "bob")
     inside.holding(hub, neighbour, 2000 - 384)
     program = inside.popen(hub, honest, sys.executable, "-c", EAGER)
@@ -371,7 +277,7 @@ def test_program_with_much_code_that_fills_its_slice_is_refused_and_not_ended(
     program.stdin.flush()
     assert program.stdout.readline() == "2\n", "still out of memory, and still there"
     assert hub.states() == {"alice/": "RUNNING", "bob/": "RUNNING"}
-    assert not [a for a in Audit(hub.store).lines(limit=9) if a.action.startswith("watchdog")]
+    assert not audited(hub, honest)
     program.kill()
     until(
         lambda: limits.read(hub.data / "limits" / str(honest.id)).devices[0].code_mib == 0,
@@ -388,7 +294,7 @@ def server_alive(hub: HubProcess, session: Session) -> bool:
 
 def test_child_without_environment_counts_for_its_session(watched_hub: HubProcess, inside: Inside) -> None:
     hub = watched_hub
-    thief = start(hub, "mallory")
+    thief = start(hub, "eve")
     library = hub.data / "simulated" / "local" / "libcuda.so.1"
     program = HOLD.replace("libcuda.so.1", str(library))
     # Its environment is empty; its parent's is not.
@@ -398,7 +304,7 @@ def test_child_without_environment_counts_for_its_session(watched_hub: HubProces
     assert child.stdout is not None
     assert child.stdout.readline() == "taken\n"
     (forgetful,) = psutil.Process(child.pid).children()
-    (ended,) = until(lambda: hub.store.ended(user="mallory", limit=1), what="the session was ended")
+    (ended,) = until(lambda: hub.store.ended(user="eve", limit=1), what="the session was ended")
     assert (ended.id, ended.end_cause) == (thief.id, "ISOLATION_FAILED")
     until(lambda: not forgetful.is_running() or forgetful.status() == "zombie", what="it was ended as well")
 

@@ -89,6 +89,8 @@ def test_a_form_from_another_site_starts_nothing_and_the_hubs_own_does(hub: HubP
     form = BeautifulSoup(browser.get(f"{hub.url}/hub/spawn", timeout=60).text, "html.parser")
     sent = form.select_one("#spawn_form")
     assert sent is not None
+    for hidden in sent.select("input[name=_xsrf]"):
+        fields["_xsrf"] = hidden["value"]
     assert browser.post(f"{hub.url}{sent['action']}", data=fields, timeout=60).ok
     hub.reach({"alice/": "RUNNING"})
 

@@ -21,7 +21,7 @@ import requests
 from slowclients import BODY, HEADERS, USUAL, slow_clients
 
 from fgpu_scheduler import Request, Session, SessionState, Store
-from hubprocess import HubProcess, until
+from hubprocess import MINI, HubProcess, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -33,7 +33,6 @@ WITHIN_S = 45.0
 """Longest time for one answer, on a busy machine."""
 RESUMED = 400
 """This number is back in the queue before the Hub is restarted again."""
-MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).with_name('miniserver.py'))!r}]\n"
 NAMES = "c.JupyterHub.named_server_limit_per_user = 0\nc.JupyterHub.log_level = 'INFO'\n"
 WAITS = {"fgpu": "2", "cpu": "0.1", "memory_mib": 256}
 """More than is left beside the session that runs."""

@@ -105,7 +105,11 @@ def test_variables_and_script_reach_kernels_and_terminals_only(
         "variables": f"OTHER={SECRET}",
         "script": "",
     }
-    answer = browser.post(f"{hub.url}/hub/spawn/alice/other", params=proof, data=form_data, timeout=120)
+    url = f"{hub.url}/hub/spawn/alice/other"
+    browser.post(url, params=proof, data={**form_data, "fgpu": "7"}, timeout=120)
+    assert "Failed to spawn single-user server with form: GPU (fGPU): 7 is more than" in hub.log_text()
+    assert "Traceback" not in hub.log_text()
+    answer = browser.post(url, params=proof, data=form_data, timeout=120)
     assert answer.ok, answer.text
     until(lambda: hub.sessions()["alice/other"].request.setup > 1, what="it has a setup of its own")
     assert SECRET not in hub.api("GET", "users/alice?include_stopped_servers=1").text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_fgpu_command import MINI, Person
+from inside import Inside
+from test_fgpu_command import Person
 
 from fgpu_scheduler import Session
 from fgpuspawner.isolation import limits, native
-from hubprocess import HubProcess, until
+from hubprocess import MINI, HubProcess, running, until
 
 WHOLE = {"fgpu": "2", "cpu": "0.2", "memory_mib": 256}
 HELD_MIB = 64
@@ -41,22 +41,8 @@ for line in sys.stdin:
 class Program:
     """A program of a session that fills GPU memory, and reads it back when it is asked."""
 
-    def __init__(self, hub: HubProcess, session: Session) -> None:
-        assert session.placement is not None
-        folder = hub.data / "limits" / str(session.id)
-        environment = os.environ | {
-            "LD_PRELOAD": str(folder / "libfgpu.so"),
-            "LD_LIBRARY_PATH": str(folder / "simulated"),
-            "FGPU_INSTALLATION": hub.store.installation_id,
-            "FGPU_ATTEMPT": f"{session.id}-{session.attempt}@{session.placement.node_id}",
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(HELD_MIB)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
         assert self.says() == "began"
 
     def read_back(self) -> None:
@@ -68,27 +54,20 @@ class Program:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     """A Hub with one GPU of 2 fGPU, which parks a session after ten seconds if another one waits."""
     if native.find() is None:
         pytest.skip(native.NOT_BUILT)
-    hub = HubProcess(
+    with running(
         tmp_path_factory.mktemp("hub"),
         after=MINI,
         parked_memory_mib=1024,
-        reclaim={"*": {"park": "when needed", "park_after_s": 10}},
+        reclaim={"*": {"park": "when needed", "park_after_s": 10, "park_opt_out": True}},
         meter_every_s=1,
-    )
-    try:
-        yield hub.start()
-    finally:
-        hub.close()
+    ) as hub:
+        yield hub
 
 
 def person(hub: HubProcess, name: str, home: Path) -> Person:
@@ -119,12 +98,15 @@ def begun(hub: HubProcess, name: str, **more: Any) -> Session:
     return hub.sessions()[f"{name}/"]
 
 
+def filling(hub: HubProcess, inside: Inside, session: Session) -> Program:
+    return Program(inside.popen(hub, session, sys.executable, "-c", PROGRAM, str(HELD_MIB)))
+
+
 @pytest.fixture
-def program(hub: HubProcess, alice: Person) -> Iterator[Program]:
-    found = Program(hub, begun(hub, "alice"))
+def program(hub: HubProcess, alice: Person, inside: Inside) -> Program:
+    found = filling(hub, inside, begun(hub, "alice"))
     assert found.says() == "filled"
-    yield found
-    found.end()
+    return found
 
 
 def test_a_session_is_parked_by_its_owner_and_gets_its_memory_back_by_a_call(
@@ -135,6 +117,13 @@ def test_a_session_is_parked_by_its_owner_and_gets_its_memory_back_by_a_call(
     hub.reach({"alice/": "PARKED"})
     found = alice.json("show", str(own.id))["session"]
     assert found["parked"] == {"since_s": found["parked"]["since_s"], "memory_mib": HELD_MIB, "wanted": False}
+    assert alice.fgpu("park", str(own.id), "--never")[0].startswith(
+        f"session {own.id} is parked; when it has"
+    )
+    assert alice.json("show", str(own.id))["session"]["never_park"] is True
+    assert bob.json("park", str(own.id), "--allow", status=1)["error"]["code"] == "no_such_session"
+    alice.fgpu("park", str(own.id), "--allow")
+    assert alice.json("show", str(own.id))["session"]["never_park"] is False
     begun(hub, "bob")
     program.read_back()
     until(lambda: alice.json("show", str(own.id))["session"]["parked"]["wanted"], what="the call is noticed")
@@ -184,16 +173,13 @@ def test_a_closed_gate_of_a_running_session_opens_after_a_kill_of_the_hub(
 
 
 def test_a_session_on_demand_opens_on_a_full_gpu_and_gets_it_for_its_first_call(
-    hub: HubProcess, alice: Person, bob: Person
+    hub: HubProcess, alice: Person, bob: Person, inside: Inside
 ) -> None:
     begun(hub, "bob")
     hub.spawn("alice", options={**WHOLE, "gpu": "on-demand"})
     hub.reach({"alice/": "PARKED", "bob/": "RUNNING"})
-    program = Program(hub, hub.sessions()["alice/"])
-    try:
-        until(lambda: hub.sessions()["alice/"].wanted_at_s, what="the context is noticed")
-        bob.end_all()
-        assert program.says() == "filled"
-        hub.reach({"alice/": "RUNNING"})
-    finally:
-        program.end()
+    program = filling(hub, inside, hub.sessions()["alice/"])
+    until(lambda: hub.sessions()["alice/"].wanted_at_s, what="the context is noticed")
+    bob.end_all()
+    assert program.says() == "filled"
+    hub.reach({"alice/": "RUNNING"})

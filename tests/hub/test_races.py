@@ -131,7 +131,7 @@ def test_a_stop_outlives_a_database_that_is_away(make_hub: Callable[..., HubProc
     assert launched(hub, "local") == {}
 
 
-def test_a_second_hub_on_the_same_data_is_refused_and_changes_nothing(
+def test_a_second_hub_on_the_same_data_or_database_is_refused_and_changes_nothing(
     make_hub: Callable[..., HubProcess],
 ) -> None:
     hub = make_hub().start()
@@ -144,6 +144,14 @@ def test_a_second_hub_on_the_same_data_is_refused_and_changes_nothing(
     assert second.stderr.splitlines()[-1] == (
         f"fgpuspawner: c.FGPU.data_dir: another Hub is running on {hub.data}; end it, or give this one another folder"
     )
+    other = make_hub(db_url=f"sqlite:///{hub.data / 'fgpu.sqlite'}")
+    refused = started(other)
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1] == (
+        f"fgpuspawner: c.FGPU.db_url: another Hub serves the sessions of sqlite:///{hub.data / 'fgpu.sqlite'}; "
+        "end it, or give this one another database"
+    )
+    assert not (other.data / "jupyterhub.sqlite").exists()
     assert not any(s.held for s in hub.sessions().values())
     assert {path.stat().st_mode & 0o077 for path in hub.data.glob("*.sqlite*")} == {0}
     hub.stop("a")
@@ -160,24 +168,6 @@ def started(hub: HubProcess) -> subprocess.CompletedProcess[str]:
         timeout=300,
         check=False,
     )
-
-
-def test_second_hub_on_the_same_database_is_refused_before_it_ends_sessions(
-    make_hub: Callable[..., HubProcess],
-) -> None:
-    hub = make_hub().start()
-    hub.add_user("a")
-    hub.spawn("a", options=ONE)
-    hub.reach({"a/": "RUNNING"})
-    other = make_hub(db_url=f"sqlite:///{hub.data / 'fgpu.sqlite'}")
-    refused = started(other)
-    assert refused.returncode == 1
-    assert refused.stderr.splitlines()[-1] == (
-        f"fgpuspawner: c.FGPU.db_url: another Hub serves the sessions of sqlite:///{hub.data / 'fgpu.sqlite'}; "
-        "end it, or give this one another database"
-    )
-    assert not (other.data / "jupyterhub.sqlite").exists()
-    assert hub.states() == {"a/": "RUNNING"}
 
 
 def test_no_page_can_be_framed_and_a_forms_ticket_is_good_for_forecasts_only(
@@ -200,6 +190,16 @@ def test_no_page_can_be_framed_and_a_forms_ticket_is_good_for_forecasts_only(
     assert requests.get(f"{service}api/v1/forecast?fgpu=1", headers=forged, timeout=60).status_code == 401
     for path in ("sessions", "queue", "capacity", "me", "events"):
         assert requests.get(f"{service}api/v1/{path}", headers=ticket, timeout=60).status_code == 401
+    # A waiting page of a later log-in has a ticket of that log-in.
+    xsrf = {"X-XSRFToken": browser.cookies.get("_xsrf", path="/hub/")}
+    many = {"user_options": {**WHOLE, "count": 2}}
+    assert browser.post(f"{hub.url}/hub/api/users/alice/server", json=many, headers=xsrf, timeout=60).ok
+    hub.reach({"alice/": "RUNNING", "alice/gpu-2": "PENDING"})
+    later = hub.browser("alice")
+    waiting = re.search(r'data-ticket="([^"]+)"', later.get(f"{hub.url}/hub/spawn-pending/alice/gpu-2").text)
+    assert waiting
+    asked = {"X-FGPU-Ticket": waiting[1]}
+    assert later.get(f"{service}api/v1/forecast?fgpu=1", headers=asked, timeout=60).status_code == 200
     browser.get(f"{hub.url}/hub/logout", timeout=60)
     for anybody in (browser, requests):
         late = anybody.get(f"{service}api/v1/forecast?fgpu=1", headers=ticket, timeout=60)

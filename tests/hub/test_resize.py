@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from test_fgpu_command import MINI, Person
+from inside import CUDA, Inside, server_of
+from test_fgpu_command import Person
 
 from fgpu_scheduler import Amount, Resizes, Session, Store
 from fgpuspawner.isolation import limits, native
-from hubprocess import HubProcess, until
+from hubprocess import MINI, HubProcess, running, until
 
 HALF = {"fgpu": "0.5", "cpu": "0.2", "memory_mib": 256}
 """A quarter of a GPU of 8192 MiB that is worth 2 fGPU: 2048 MiB, 25 %."""
 
-HOLDER = """
-import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-device, context = ctypes.c_int(), ctypes.c_void_p()
-assert cuda.cuInit(0) == cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == cuda.cuCtxSetCurrent(context) == 0
+HOLDER = (
+    CUDA
+    + """
 held = []
 for line in sys.stdin:
     word, mib = line.split()
@@ -39,23 +34,14 @@ for line in sys.stdin:
     else:
         print(cuda.cuMemFree_v2(held.pop()), flush=True)
 """
+)
 
 
 class Holder:
     """A program of a session, which takes and gives back GPU memory as it is told."""
 
-    def __init__(self, folder: Path) -> None:
-        environment = os.environ | {
-            "LD_PRELOAD": str(folder / "libfgpu.so"),
-            "LD_LIBRARY_PATH": str(folder / "simulated"),
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
 
     def ask(self, word: str, mib: int = 0) -> int:
         assert self._process.stdin is not None
@@ -64,21 +50,14 @@ class Holder:
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     """A Hub with one GPU of 2 fGPU; each user may hold 1.5."""
     if native.find() is None:
         pytest.skip(native.NOT_BUILT)
-    hub = HubProcess(tmp_path_factory.mktemp("hub"), after=MINI, quotas=[{"user": "*", "max_fgpu": 1.5}])
-    try:
-        yield hub.start()
-    finally:
-        hub.close()
+    with running(tmp_path_factory.mktemp("hub"), after=MINI, quotas=[{"user": "*", "max_fgpu": 1.5}]) as hub:
+        yield hub
 
 
 @pytest.fixture
@@ -101,10 +80,8 @@ def folder_of(hub: HubProcess, session: Session) -> Path:
 
 
 @pytest.fixture
-def holder(hub: HubProcess, session: Session) -> Iterator[Holder]:
-    program = Holder(folder_of(hub, session))
-    yield program
-    program.end()
+def holder(hub: HubProcess, session: Session, inside: Inside) -> Holder:
+    return Holder(inside.popen(hub, session, sys.executable, "-c", HOLDER))
 
 
 def shown(alice: Person, session: Session) -> Any:
@@ -146,7 +123,7 @@ def test_impossible_resize_is_refused_with_possible_amounts(alice: Person, sessi
     assert refused("0") == "fgpu: must be above 0; end the session to give all of it back"
     assert refused("x") == "fgpu: 'x' is not a number such as 0.5"
     assert "resize it in the same terms" in refused("--gpu-memory-mib", "2048")
-    assert refused().startswith("name the new amount")
+    assert alice.fgpu("grow", number, status=2)[1].startswith("fgpu: name the new amount")
 
 
 def test_growth_takes_free_shares_only(hub: HubProcess, alice: Person, session: Session) -> None:
@@ -160,18 +137,6 @@ def test_growth_takes_free_shares_only(hub: HubProcess, alice: Person, session: 
     until(lambda: "bob/" not in hub.states(), what="bob's session has ended")
 
 
-def token_of(hub: HubProcess, session: Session) -> str:
-    """Return what a program of this session finds in its environment, and shows the service."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            env = process.environ()
-            # Other Hubs of this machine have sessions with the same number.
-            is_here = any(str(hub.data) in text for text in env.values())
-            if is_here and env.get("FGPU_SESSION_ID") == str(session.id) and "JUPYTERHUB_API_TOKEN" in env:
-                return env["JUPYTERHUB_API_TOKEN"]
-    raise AssertionError(f"no process of session {session.id} has a token")
-
-
 def test_a_session_resizes_itself_and_no_other_of_its_owner(
     hub: HubProcess, alice: Person, session: Session, tmp_path: Path
 ) -> None:
@@ -179,14 +144,14 @@ def test_a_session_resizes_itself_and_no_other_of_its_owner(
     hub.reach({"alice/": "RUNNING", "alice/gpu-2": "RUNNING"})
     other = hub.sessions()["alice/gpu-2"]
     for own, beside in ((session, other), (other, session)):
-        inside = Person(hub, "alice", token_of(hub, own), tmp_path)
+        inside = Person(hub, "alice", server_of(own, hub).environ()["JUPYTERHUB_API_TOKEN"], tmp_path)
         _, err = inside.fgpu("grow", str(beside.id), "0.1", "--wait", status=1)
         assert err == (
             "fgpu: a session's own token resizes that session only; use the sessions page, or a token of yours\n"
         )
         assert shown(alice, beside)["resize"]["state"] is None
         assert limits.read(folder_of(hub, beside)).devices[0].memory_mib == 2048
-    inside = Person(hub, "alice", token_of(hub, session), tmp_path)
+    inside = Person(hub, "alice", server_of(session, hub).environ()["JUPYTERHUB_API_TOKEN"], tmp_path)
     assert inside.fgpu("grow", str(session.id), "0.6", "--wait")[0] == f"session {session.id} has 0.6 fGPU\n"
 
 

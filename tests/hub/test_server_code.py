@@ -30,7 +30,8 @@ if "jupyterlab_fgpu.start" in sys.orig_argv:
 
 STARTED = """
 import json, os, sys
-identity = {"version": 1, "argv": ["jupyterhub-singleuser", *sys.argv[1:]], "environment": dict(os.environ)}
+server = os.path.join(os.path.dirname(sys.executable), "jupyterhub-singleuser")
+identity = {"version": 1, "argv": [server, *sys.argv[1:]], "environment": dict(os.environ)}
 reading, writing = os.pipe()
 os.write(writing, json.dumps(identity).encode() + b"\\n")
 os.dup2(reading, 0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from hubprocess import HubProcess, until
+from hubprocess import MINI, HubProcess, until
 from signon import NOBODY, PASSWORD, Directory, Machine, OpenID, SignOn, make_certificate
 
 SETTINGS = {
@@ -71,10 +71,9 @@ def lab_with(kind: str, tmp_path: Path) -> Iterator[Lab]:
         pytest.skip("only root can give a process accounts of its own")
     (tmp_path / "accounts").mkdir()
     sign_on = KINDS[kind](tmp_path / "accounts")
-    mini = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
     settings: dict[str, Any] = SETTINGS
     hub = HubProcess(
-        tmp_path / "hub", before=NOBODY + sign_on.before, after=mini, env=sign_on.env, **settings
+        tmp_path / "hub", before=NOBODY + sign_on.before, after=MINI, env=sign_on.env, **settings
     )
     try:
         yield Lab(hub.start(), sign_on)

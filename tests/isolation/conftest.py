@@ -18,11 +18,14 @@ from sessionfolders import (
     Device,
     limits_text,
     machine_text,
+    output_of,
     write_for_all,
     write_read_only,
 )
 from simulatedmachine import Machine, machine_at
 from throttleworlds import World, build_world
+
+from fgpuspawner.isolation import native
 
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
 
@@ -43,14 +46,25 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def isolation_build(built: Path) -> Path:
-    """A finished ``make -C isolation``: libfgpu.so, simulated/, probe, probe-static, put-files."""
+    """A finished ``make -C isolation``: libfgpu.so, simulated/, probe, probe-static."""
     out = built / "out"
     with _alone(out):
         # Once and for all: a file replaced under the tests that use it would be a riddle.
         if not (out / ".finished").exists():
-            _run("make", "-C", ISOLATION, f"OUT={out}")
+            if _is_newer_than_sources(native.FOLDER):
+                shutil.copytree(native.FOLDER, out, dirs_exist_ok=True)
+            else:
+                _run("make", "-j4", "-C", ISOLATION, f"OUT={out}")
             (out / ".finished").touch()
     return out
+
+
+def _is_newer_than_sources(folder: Path) -> bool:
+    parts = native.Native(folder).parts
+    folders = ("include", "libfgpu", "probe", "simulated")
+    sources = [ISOLATION / "Makefile", *(path for name in folders for path in (ISOLATION / name).iterdir())]
+    newest = max(source.stat().st_mtime for source in sources)
+    return all(part.is_file() and part.stat().st_mtime > newest for part in parts)
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +90,13 @@ def compile_c(built: Path) -> Callable[..., Path]:
         return program
 
     return compile_c
+
+
+@pytest.fixture(scope="session")
+def counting_library(compile_c: Callable[..., Path]) -> Path:
+    """A libfgpu.so of its accounting alone."""
+    parts = (f"libfgpu/{name}.c" for name in ("folder", "limits", "region"))
+    return compile_c(*parts, "-shared", "-fPIC", "-Wl,-soname,libfgpu.so")
 
 
 @pytest.fixture(scope="session")
@@ -124,6 +145,28 @@ def session_folder(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[.
         return folder
 
     return session_folder
+
+
+@pytest.fixture
+def folder(session_folder: Callable[..., Path]) -> Path:
+    """A session with 2048 MiB of a device of 8192."""
+    return session_folder(devices=[(UUID, 2048)])
+
+
+@pytest.fixture
+def launches(
+    compile_c: Callable[..., Path], isolation_build: Path
+) -> Callable[[Path, str, int], tuple[int, int]]:
+    """In a session, launch kernels of 1 ms for some ms in a way; return how many, and how many ms it took in the end."""
+    program = compile_c(
+        "tests/throttle_launches.c", isolation_build / "simulated" / "libcuda.so.1", "-pthread"
+    )
+
+    def launches(folder: Path, way: str, ms: int) -> tuple[int, int]:
+        count, took_ms = map(int, output_of(folder, program, way, str(ms)).split())
+        return count, took_ms
+
+    return launches
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-LIBRARY = ("libfgpu/folder.c", "libfgpu/limits.c", "libfgpu/region.c")
-
 
 class Tool:
     """A running process. It is killed, with the children it left, at the end of the block."""

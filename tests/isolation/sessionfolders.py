@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -80,6 +81,21 @@ def preloaded(folder: Path, **more: str) -> dict[str, str]:
         "LD_LIBRARY_PATH": str(folder / "simulated"),
         **more,
     }
+
+
+def run_in(folder: Path, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program as a process of the session to its end, for two minutes at most."""
+    env = preloaded(folder, **environment)
+    words = [str(word) for word in command]
+    return subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+
+def output_of(folder: Path, *command: str | Path, **environment: str) -> str:
+    """Return what a process of the session prints; it has to succeed, and to say nothing as an error."""
+    done = run_in(folder, *command, **environment)
+    log = (folder / "log").read_text()
+    assert (done.returncode, done.stderr) == (0, ""), (command, done.stdout, log)
+    return done.stdout
 
 
 def renamed(library: Path, folder: Path, name: str) -> Path:

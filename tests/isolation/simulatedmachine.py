@@ -58,35 +58,28 @@ class Machine:
         self, name: str, *words: object, before: tuple[str, ...] = (), fails: bool = False, **more: str
     ) -> str:
         """Run a program to its end and return what it printed."""
-        done = subprocess.run(
-            [*before, str(self.program(name)), *map(str, words)],
-            env=self.environment(**more),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        command = [*before, str(self.program(name)), *map(str, words)]
+        done = self._run(command, **more)
         assert (done.returncode != 0) == fails, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
     def python(self, text: str, *words: object, before: tuple[str, ...] = (), **more: str) -> str:
         """Run a Python program to its end and return what it printed."""
-        done = subprocess.run(
-            [*before, sys.executable, "-c", text, *map(str, words)],
-            env=self.environment(**more),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = self._run([*before, sys.executable, "-c", text, *map(str, words)], **more)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         return done.stdout
 
+    def _run(self, command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+        env = self.environment(**more)
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+
     @contextlib.contextmanager
-    def running(self, name: str, *words: object, **more: str) -> Iterator[Running]:
+    def running(
+        self, name: str, *words: object, before: tuple[str, ...] = (), **more: str
+    ) -> Iterator[Running]:
         """Start a program that prints a line when it is ready and ends with its input; kill it at the end."""
         with subprocess.Popen(
-            [str(self.program(name)), *map(str, words)],
+            [*before, str(self.program(name)), *map(str, words)],
             env=self.environment(**more),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessionfolders import UUID, MakePath, preloaded
+from sessionfolders import UUID, MakePath, output_of
+from simulatedmachine import Machine, needs
 
 MIB = 2**20
-LIMITS_MIB = [128, 1024, 5120, 16384, 81920]
+LIMITS_MIB = [128, 81920]
 DEVICE_MIB = 98304
 
 CUDA_BINDINGS = """
@@ -61,38 +61,36 @@ NVML = """
 """
 
 
-def needs(module: str) -> None:
-    """Skip without this package. In CI it is installed, and missing would be a mistake of the set-up."""
-    try:
-        found = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        found = False
-    if not found:
-        reason = f"{module} is not installed; `make test` installs it"
-        pytest.skip(reason)
+SPIN = """
+import warnings
+warnings.simplefilter("ignore")
+import numpy
+from numba import cuda
+@cuda.jit
+def spin_3ms(values):
+    i = cuda.grid(1)
+    if i < values.size:
+        values[i] += 1
+spin_3ms[10, 100](cuda.to_device(numpy.zeros(1000)))
+cuda.synchronize()
+"""
+
+LIBRARIES = [
+    pytest.param(CUDA_BINDINGS, marks=needs("cuda.bindings"), id="cuda-bindings"),
+    pytest.param(NUMBA, marks=needs("numba_cuda"), id="numba-cuda"),
+    pytest.param(NVML, id="nvidia-ml-py"),
+]
 
 
-def run(folder: Path, code: str, *, preload: bool = True) -> list[int]:
+def run(folder: Path, code: str, **environment: str) -> list[int]:
     """Run a program in a session and return the numbers that it prints."""
-    env = preloaded(folder)
-    if not preload:
-        del env["LD_PRELOAD"]
-    command = [sys.executable, "-c", textwrap.dedent(code), UUID]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr + (folder / "log").read_text()
-    return [int(word) for word in done.stdout.split()]
+    output = output_of(folder, sys.executable, "-c", textwrap.dedent(code), UUID, **environment)
+    return [int(word) for word in output.split()]
 
 
 @pytest.mark.parametrize("limit_mib", LIMITS_MIB)
-@pytest.mark.parametrize(
-    ("module", "code"),
-    [("cuda.bindings", CUDA_BINDINGS), ("numba_cuda", NUMBA)],
-    ids=["cuda-bindings", "numba-cuda"],
-)
-def test_it_sees_the_limit_and_runs_out_of_it(
-    session_folder: MakePath, module: str, code: str, limit_mib: int
-) -> None:
-    needs(module)
+@pytest.mark.parametrize("code", LIBRARIES[:2])
+def test_it_sees_the_limit_and_runs_out_of_it(session_folder: MakePath, code: str, limit_mib: int) -> None:
     folder = session_folder(devices=[(UUID, limit_mib)], device_mib=DEVICE_MIB)
     *totals, held, error = run(folder, code)
     assert set(totals) == {limit_mib * MIB}
@@ -100,20 +98,17 @@ def test_it_sees_the_limit_and_runs_out_of_it(
     assert error == 2
 
 
-@pytest.mark.parametrize("limit_mib", LIMITS_MIB)
-def test_nvidia_ml_py_sees_the_limit(session_folder: MakePath, limit_mib: int) -> None:
-    folder = session_folder(devices=[(UUID, limit_mib)], device_mib=DEVICE_MIB)
-    assert set(run(folder, NVML)) == {limit_mib * MIB}
-
-
-@pytest.mark.parametrize(
-    ("module", "code"),
-    [("cuda.bindings", CUDA_BINDINGS), ("numba_cuda", NUMBA), ("pynvml", NVML)],
-    ids=["cuda-bindings", "numba-cuda", "nvidia-ml-py"],
-)
-def test_without_libfgpu_it_sees_the_whole_device(session_folder: MakePath, module: str, code: str) -> None:
-    needs(module)
+@pytest.mark.parametrize("code", LIBRARIES)
+def test_without_libfgpu_it_sees_the_whole_device(session_folder: MakePath, code: str) -> None:
     folder = session_folder(devices=[(UUID, 5120)], device_mib=DEVICE_MIB)
-    numbers = run(folder, code, preload=False)
+    numbers = run(folder, code, LD_PRELOAD="")
     assert numbers[0] == DEVICE_MIB * MIB
     assert max(numbers) > 5120 * MIB
+
+
+@needs("numba.cuda", "nvidia.cu13")
+def test_numba_compiles_and_launches(simulated_machine: Callable[..., Machine]) -> None:
+    machine = simulated_machine("gpu uuid=GPU-a memory_mib=1024 name=Simulated one\n")
+    machine.python(SPIN)
+    (entry,) = machine.entries()
+    assert (entry.kernels, entry.busy_ns) == (1, 3_000_000)

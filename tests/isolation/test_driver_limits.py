@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from simulatedmachine import LIBRARIES, Machine
+from simulatedmachine import LIBRARIES, Machine, Running
 from test_simulated_nvml import cgroup_mount, limit, within
 
 from fgpu_scheduler import ShareMode
@@ -43,31 +42,9 @@ class Session:
         """Set its limit as the Hub does; return what is wrong."""
         return await self.backend.driver_problems(limits_of(memory_mib), self.path)
 
-    @contextlib.contextmanager
-    def program(self) -> Iterator[Callable[[int], str]]:
+    def program(self) -> contextlib.AbstractContextManager[Running]:
         """Run a program in it that takes memory when told, and kill it at the end."""
-        command = [*within(self.path), str(self.machine.program("sim_tool")), "steps"]
-        with subprocess.Popen(
-            command,
-            env=self.machine.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            stdin, stdout = process.stdin, process.stdout
-            assert stdin is not None
-            assert stdout is not None
-            stdout.readline()
-
-            def take(mib: int) -> str:
-                stdin.write(f"{mib}\n")
-                stdin.flush()
-                return stdout.readline().strip()
-
-            try:
-                yield take
-            finally:
-                process.kill()
+        return self.machine.running("sim_tool", "steps", before=within(self.path))
 
     def ends(self) -> None:
         """Remove its cgroup, as the container runtime does."""
@@ -102,14 +79,14 @@ def session(
 
 async def test_slice_changes_in_the_driver_while_a_program_runs(session: Session) -> None:
     assert await session.held_to(200) == []
-    with session.program() as take:
-        assert [take(150), take(100)] == ["0", OUT_OF_MEMORY]
+    with session.program() as program:
+        assert [program.tell(150), program.tell(100)] == ["0", OUT_OF_MEMORY]
         assert await session.held_to(300) == []
-        assert [take(100), take(100)] == ["0", OUT_OF_MEMORY]
+        assert [program.tell(100), program.tell(100)] == ["0", OUT_OF_MEMORY]
         assert await session.held_to(260) == []
-        assert [take(20), take(9)] == [OUT_OF_MEMORY, "0"]
+        assert [program.tell(20), program.tell(9)] == [OUT_OF_MEMORY, "0"]
         assert await session.held_to(DEVICE_MIB) == [], "a whole GPU has no limit"
-        assert take(600) == "0"
+        assert program.tell(600) == "0"
 
 
 @pytest.mark.parametrize("steps", [(), (200,), (200, 300), (300, 200), (200, DEVICE_MIB)])
@@ -122,8 +99,8 @@ async def test_session_killed_at_any_step_leaves_no_reservation(
         # Nothing is kept from neighbours in between either.
         assert session.neighbours_may_take(DEVICE_MIB)
     if computes:
-        with session.program() as take:
-            assert take(150) == "0"
+        with session.program() as program:
+            assert program.tell(150) == "0"
             assert not session.neighbours_may_take(DEVICE_MIB - 100)
     session.ends()
     assert session.neighbours_may_take(DEVICE_MIB)

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 from insession import holding
-from sessionfolders import ROOT, UUID, MakePath, preloaded
+from sessionfolders import ROOT, UUID, MakePath, preloaded, run_in
 
 SMI = ROOT / "labextension/jupyterlab_fgpu/smi.py"
 
@@ -42,11 +42,8 @@ TABLE = """\
 
 
 def smi(folder: Path, *words: str, libfgpu: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
-    env = preloaded(folder, **{"FGPU_LIMITS_FILE": str(folder / "limits"), "COLUMNS": "80", **more})
-    if not libfgpu:
-        del env["LD_PRELOAD"]
-    command = [sys.executable, str(SMI), *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    env = {"FGPU_LIMITS_FILE": str(folder / "limits"), "COLUMNS": "80", **more}
+    return run_in(folder, sys.executable, SMI, *words, **env, **({} if libfgpu else {"LD_PRELOAD": ""}))
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -110,8 +107,7 @@ def test_only_the_devices_of_the_limits_are_shown(session_folder: MakePath) -> N
     assert done.stderr == "fgpu-smi: GPU GPU-b: not among this session's GPUs\n"
 
 
-def test_everything_is_told_as_xml_and_a_value_a_line(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_everything_is_told_as_xml_and_a_value_a_line(folder: Path) -> None:
     with holding(folder, 512, name="<b>&") as pid:
         root = ElementTree.fromstring("\n".join(lines(smi(folder, "-q", "-x"))))
         text = lines(smi(folder, "-q"))
@@ -134,8 +130,7 @@ def test_everything_is_told_as_xml_and_a_value_a_line(session_folder: MakePath) 
     ]
 
 
-def test_a_report_of_chosen_parts_has_no_others(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_a_report_of_chosen_parts_has_no_others(folder: Path) -> None:
     memory = [line.split() for line in lines(smi(folder, "-q", "-d", "MEMORY"))]
     assert memory[-4:] == [["FB", "Memory", "Usage"], *([k, ":", n, "MiB"] for k, n in MEMORY.items())]
     assert [words[0] for words in memory[-5:-4]] == ["GPU"]
@@ -150,8 +145,7 @@ def test_a_report_of_chosen_parts_has_no_others(session_folder: MakePath) -> Non
     )
 
 
-def test_monitors_have_a_line_for_each_gpu_or_process_and_end_when_told(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_monitors_have_a_line_for_each_gpu_or_process_and_end_when_told(folder: Path) -> None:
     titles = ["# gpu", "# Idx"]
     idle = [line.split() for line in lines(smi(folder, "pmon", "-c", "1"))[2:]]
     assert idle == [["0", *"---------"]]
@@ -207,18 +201,14 @@ def test_a_device_of_the_limits_that_nvml_does_not_have_is_a_problem(session_fol
         ),
     ],
 )
-def test_queries_answer_as_scripts_expect(
-    session_folder: MakePath, words: list[str], wanted: list[str]
-) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_queries_answer_as_scripts_expect(folder: Path, words: list[str], wanted: list[str]) -> None:
     with holding(folder, 512):
         assert lines(smi(folder, *words)) == wanted
 
 
-def test_outside_of_a_session_everything_that_nvml_has_is_shown(session_folder: MakePath) -> None:
+def test_outside_of_a_session_everything_that_nvml_has_is_shown(folder: Path) -> None:
     if Path("/run/fgpu").exists():
         pytest.skip("this is a session")
-    folder = session_folder(devices=[(UUID, 2048)])
     told = json.loads(smi(folder, "--json", libfgpu=False, FGPU_LIMITS_FILE="").stdout)
     assert (told["session"], told["simulated"], told["problems"]) == (None, True, [])
     assert [(g["memory_total_mib"], g["share"]) for g in told["gpus"]] == [(8192, None)]
@@ -306,8 +296,7 @@ def test_what_older_drivers_have_is_shown_and_what_none_has_is_not_known(
     assert listed.stdout == f"{[p['pid'] for p in wanted]}\n" if wanted else "NotThere" in listed.stderr
 
 
-def test_no_process_can_write_to_the_terminal_through_its_name(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_no_process_can_write_to_the_terminal_through_its_name(folder: Path) -> None:
     with holding(folder, 1, name="\x1b[2J\u00fc\n|"):
         done = smi(folder, PYTHONIOENCODING="ascii", LC_ALL="C")
     assert done.stdout.isascii()
@@ -339,8 +328,7 @@ def test_what_is_not_supported_is_said_with_what_is(tmp_path: Path, words: list[
     assert "memory.total" in done.stderr
 
 
-def test_a_loop_goes_on_until_it_is_interrupted(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_a_loop_goes_on_until_it_is_interrupted(folder: Path) -> None:
     words = ["--query-gpu=memory.total", "--format=csv", "-l", "0.1"]
     env = preloaded(folder, FGPU_LIMITS_FILE=str(folder / "limits"))
     command = [sys.executable, str(SMI), *words]
@@ -355,9 +343,7 @@ def test_a_loop_goes_on_until_it_is_interrupted(session_folder: MakePath) -> Non
     assert process.returncode == 130
 
 
-def test_closed_pipe_is_no_error(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
-    env = preloaded(folder, FGPU_LIMITS_FILE=str(folder / "limits"))
+def test_closed_pipe_is_no_error(folder: Path) -> None:
     command = f"{sys.executable} {SMI} -L -l 0.1 | head -n 1; exit ${{PIPESTATUS[0]}}"
-    done: Any = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=60)
+    done = run_in(folder, "bash", "-c", command, FGPU_LIMITS_FILE=str(folder / "limits"))
     assert (done.returncode, done.stderr) == (0, "")

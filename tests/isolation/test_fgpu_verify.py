@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from insession import SYSTEM_PYTHON, in_container
-from sessionfolders import ROOT, UUID, MakePath, preloaded
+from sessionfolders import ROOT, UUID, MakePath, run_in
 
 VERIFY = ROOT / "labextension/jupyterlab_fgpu/verify.py"
 
@@ -23,11 +23,8 @@ IN_CONTAINERS_ONLY = ["preload-file", "namespace"]
 
 
 def verify(folder: Path, *words: str, libfgpu: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
-    env = preloaded(folder, FGPU_LIMITS_FILE=str(folder / "limits"), **more)
-    if not libfgpu:
-        del env["LD_PRELOAD"]
-    command = [sys.executable, str(VERIFY), *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    env = {"FGPU_LIMITS_FILE": str(folder / "limits"), **more}
+    return run_in(folder, sys.executable, VERIFY, *words, **env, **({} if libfgpu else {"LD_PRELOAD": ""}))
 
 
 def told(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -44,8 +41,7 @@ def every_check() -> list[str]:
     return [line.split()[0] for line in done.stdout.splitlines()]
 
 
-def test_in_a_local_session_everything_holds_that_is_expected_to(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_in_a_local_session_everything_holds_that_is_expected_to(folder: Path) -> None:
     verdicts, texts = told(verify(folder, "--json"))
     static = verdicts.pop("static")
     assert static in ("BYPASSED (expected)", "NOT TRIED")
@@ -76,9 +72,8 @@ def test_without_libfgpu_every_check_fails_that_proves_something(session_folder:
 
 
 def test_in_a_container_the_environment_and_the_files_cannot_be_used_to_escape(
-    session_folder: MakePath, tmp_path: Path
+    folder: Path, tmp_path: Path
 ) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
     verdicts, texts = told(in_container(folder, tmp_path, SYSTEM_PYTHON, str(VERIFY), "--json"))
     assert verdicts.pop("static") in ("BYPASSED (expected)", "NOT TRIED")
     assert verdicts == (
@@ -90,10 +85,7 @@ def test_in_a_container_the_environment_and_the_files_cannot_be_used_to_escape(
     assert texts["namespace"] == "refused: unshare: Operation not permitted"
 
 
-def test_a_container_that_may_make_user_namespaces_is_told_so(
-    session_folder: MakePath, tmp_path: Path
-) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_a_container_that_may_make_user_namespaces_is_told_so(folder: Path, tmp_path: Path) -> None:
     words = [SYSTEM_PYTHON, str(VERIFY), "--json", "--only", "namespace"]
     done = in_container(folder, tmp_path, *words, without="seccomp")
     verdicts, texts = told(done)
@@ -175,12 +167,11 @@ def test_while_the_limits_cannot_be_read_by_libfgpu_nothing_is_proved(session_fo
     ],
 )
 def test_a_driver_that_misbehaves_is_a_verdict(
-    session_folder: MakePath, compile_c: MakePath, tmp_path: Path, what: str, text: str
+    folder: Path, compile_c: MakePath, tmp_path: Path, what: str, text: str
 ) -> None:
     library = compile_c("tests/probe_driver.c", "-shared", "-fPIC", f"-DMISBEHAVIOUR={what}")
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         (tmp_path / name).symlink_to(library)
-    folder = session_folder(devices=[(UUID, 2048)])
     words = ("--json", "--timeout", "1", "--only", "visible-dlsym", "--only", "allocate")
     done = verify(folder, *words, LD_LIBRARY_PATH=str(tmp_path), libfgpu=False)
     verdicts, texts = told(done)
@@ -200,8 +191,7 @@ def test_an_old_driver_without_cugetprocaddress_is_not_blamed(
     assert set(texts.values()) == {"the driver has no cuGetProcAddress"}
 
 
-def test_the_report_begins_with_what_holds_and_folds_known_bypasses(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_the_report_begins_with_what_holds_and_folds_known_bypasses(folder: Path) -> None:
     done = verify(folder, COLUMNS="40")
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
@@ -222,8 +212,7 @@ def test_the_report_begins_with_what_holds_and_folds_known_bypasses(session_fold
     assert done.stdout.isascii()
 
 
-def test_details_show_what_a_known_bypass_saw(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_details_show_what_a_known_bypass_saw(folder: Path) -> None:
     lines = verify(folder, "--details", "--only", "env-cleared").stdout.splitlines()
     assert lines[3] == "1 known way around libfgpu; containers close some, MIG all"
     assert lines[4].split() == [
@@ -238,8 +227,7 @@ def test_details_show_what_a_known_bypass_saw(session_folder: MakePath) -> None:
     ]
 
 
-def test_a_failed_check_comes_first(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_a_failed_check_comes_first(folder: Path) -> None:
     done = verify(folder, "--only", "visible-dlsym", libfgpu=False)
     assert done.returncode == 1
     lines = done.stdout.splitlines()

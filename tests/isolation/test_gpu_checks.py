@@ -43,6 +43,14 @@ def start(
     )
 
 
+def rehearse(out: Path, *parts: str, status: int = 0, **more: Any) -> str:
+    """Return what a run says to its end."""
+    process = start(out, *parts, **more)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == status, output
+    return output
+
+
 def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in out.glob("*.jsonl") for line in path.read_text().splitlines()]
 
@@ -52,9 +60,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_rehearsal_runs_parts_by_name_and_marks_what_it_writes(built: Path, tmp_path: Path) -> None:
-    process = start(tmp_path, "facts", "processes")
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    rehearse(tmp_path, "facts", "processes")
     found = lines(tmp_path)
     assert {line["simulated"] for line in found} == {True}
     assert [line["part"] for line in found if line["name"] == "the whole part"] == ["facts", "processes"]
@@ -87,24 +93,26 @@ def test_a_run_that_a_signal_ends_ends_its_checks_keeps_its_lines_and_the_next_a
     assert all(line["part"] == "rounding" and line["name"] != "the whole part" for line in lines(tmp_path))
     with path.open("ab") as file:
         file.write(b'{"part": "cut')
-    again = start(tmp_path, "facts")
-    output, _ = again.communicate(timeout=120)
-    assert again.returncode == 0, output
+    rehearse(tmp_path, "facts")
     assert path.read_bytes().startswith(kept + b'{"part": "cut\n{')
 
 
-def test_a_limit_that_is_not_held_is_refuted(compile_c: MakePath, tmp_path: Path) -> None:
-    """With an empty library in libfgpu's place, in a tree that has only what is carried."""
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A tree that has only what is carried."""
     root = tmp_path / "carried"
     for name in NEEDED:
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "build"))
+    return root
+
+
+def test_a_limit_that_is_not_held_is_refuted(compile_c: MakePath, root: Path, tmp_path: Path) -> None:
+    """With an empty library in libfgpu's place."""
     empty = tmp_path / "empty.c"
     empty.write_text("typedef int nothing;\n")
     (root / "fgpuspawner/native/libfgpu.so").unlink()
     shutil.copy(compile_c(empty, "-shared", "-fPIC"), root / "fgpuspawner/native/libfgpu.so")
-    process = start(tmp_path / "out", "processes", root=root)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 1, output
+    output = rehearse(tmp_path / "out", "processes", root=root, status=1)
     verdicts = {line["name"]: line["verdict"] for line in lines(tmp_path / "out")}
     assert verdicts["the whole part"] == "REFUTED"
     assert verdicts["test_the_limit_is_of_all_processes_together_and_survives_kills"] == "REFUTED"
@@ -166,9 +174,7 @@ def test_a_plan_for_some_minutes_has_the_first_parts_that_fit_and_none_over_100_
 def test_a_word_chooses_single_tests_and_minutes_leave_out_what_does_not_fit(
     built: Path, tmp_path: Path
 ) -> None:
-    process = start(tmp_path, "rounding::512-100", "hub", "--minutes", "0.5")
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+    output = rehearse(tmp_path, "rounding::512-100", "hub", "--minutes", "0.5")
     assert "hub: left out, as it takes" in output
     verdicts = {line["name"].partition("[")[2]: line["verdict"] for line in lines(tmp_path)}
     assert verdicts.pop("512-100000]") == "PROVED"
@@ -176,14 +182,9 @@ def test_a_word_chooses_single_tests_and_minutes_leave_out_what_does_not_fit(
     assert set(verdicts.values()) == {"NOT RUN"}
 
 
-def test_each_missing_thing_is_a_line_and_only_what_needs_it_is_left_out(built: Path, tmp_path: Path) -> None:
-    root = tmp_path / "carried"
-    for name in NEEDED:
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "build"))
+def test_each_missing_thing_is_a_line_and_only_what_needs_it_is_left_out(root: Path, tmp_path: Path) -> None:
     (root / "fgpuspawner/native/probe").unlink()
-    process = start(tmp_path / "out", "facts", root=root)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, output
+    output = rehearse(tmp_path / "out", "facts", root=root, status=1)
     assert "gpu-check: fgpuspawner/native/probe is missing, so not run: facts\n" in output
     assert [(line["verdict"], line["why"]) for line in lines(tmp_path / "out")] == [
         ("NOT RUN", "fgpuspawner/native/probe is missing")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 
-import pytest
-from sessionfolders import UUID, MakePath, limits_text
+from sessionfolders import UUID, MakePath
 from test_hooks_accounting import Program, run
 from test_limits_change import set_limit
 
 from fgpuspawner.isolation import limits
-from fgpuspawner.isolation.limits import BadLimits
 
 MIB = 2**20
 CODE_MIB = 100
@@ -90,21 +87,3 @@ def test_host_changes_its_count_while_a_program_runs(session_folder: MakePath) -
 def test_limits_of_an_older_spawner_charge_no_code(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 1000)], machine=MACHINE)
     assert run(folder, EAGER + "modules = load(); print(fill())") == "1000\n"
-
-
-@pytest.mark.parametrize(
-    "wrong", ["code_mib=", "code_mib=-1", "code_mib=01", "code_mib=1 code_mib=1", "code=1"]
-)
-def test_wrong_count_of_code_makes_no_limits(session_folder: MakePath, wrong: str) -> None:
-    text = limits_text([(UUID, 1000)], code_mib=7).replace("code_mib=7", wrong)
-    with pytest.raises(BadLimits):
-        limits.parse(text)
-    folder = session_folder(text, machine=MACHINE)
-    assert "every allocation is refused" in refused(folder)
-
-
-def refused(folder: Path) -> str:
-    program = "from cudacalls import *\ncuda = Cuda()\ncuda.result('cuInit', 0)\n"
-    program += "cuda.result('cuDevicePrimaryCtxRetain', byref(c_ulonglong()), 0)"
-    run(folder, program, start=False)
-    return (folder / "log").read_text()

@@ -281,30 +281,23 @@ ELSEWHERE = {
     **{
         name: LAUNCHES
         for name in [
-            "cuLaunch",
-            "cuLaunchGrid",
-            "cuLaunchGridAsync",
-            "cuLaunchKernel",
-            "cuLaunchKernel_ptsz",
-            "cuLaunchKernelEx",
-            "cuLaunchKernelEx_ptsz",
-            "cuLaunchCooperativeKernel",
-            "cuLaunchCooperativeKernel_ptsz",
-            "cuLaunchCooperativeKernelMultiDevice",
-            "cuStreamBeginCapture",
-            "cuStreamBeginCapture_ptsz",
-            "cuStreamBeginCapture_v2",
-            "cuStreamBeginCapture_v2_ptsz",
-            "cuStreamBeginCaptureToGraph",
-            "cuStreamBeginCaptureToGraph_ptsz",
-            "cuStreamBeginRecaptureToGraph",
-            "cuStreamBeginRecaptureToGraph_ptsz",
-            "cuStreamBeginCaptureToCig",
-            "cuStreamBeginCaptureToCig_ptsz",
-            "cuStreamEndCaptureToCig",
-            "cuStreamEndCaptureToCig_ptsz",
-            "cuStreamEndCapture",
-            "cuStreamEndCapture_ptsz",
+            *("cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync", "cuLaunchCooperativeKernelMultiDevice"),
+            *(
+                f"cu{call}{per_thread}"
+                for call in (
+                    "LaunchKernel",
+                    "LaunchKernelEx",
+                    "LaunchCooperativeKernel",
+                    "StreamBeginCapture",
+                    "StreamBeginCapture_v2",
+                    "StreamBeginCaptureToGraph",
+                    "StreamBeginRecaptureToGraph",
+                    "StreamBeginCaptureToCig",
+                    "StreamEndCaptureToCig",
+                    "StreamEndCapture",
+                )
+                for per_thread in ("", "_ptsz")
+            ),
         ]
     },
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from insession import in_container
-from sessionfolders import UUID, MakePath, preloaded, renamed
+from sessionfolders import UUID, MakePath, preloaded, renamed, run_in
 
 Compile = MakePath
 LIMIT, WHOLE = 2048, 8192
@@ -44,8 +44,8 @@ FRONTS = ["libc", "the driver", "the driver, copied", "NVML"]
 
 
 def start(folder: Path, preload: str, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-    env = preloaded(folder, LD_PRELOAD=preload, FGPU_SIMULATED_MACHINE=str(folder / "simulated"), **more)
-    return subprocess.run([*map(str, words)], env=env, capture_output=True, text=True, timeout=60)
+    machine = str(folder / "simulated")
+    return run_in(folder, *words, LD_PRELOAD=preload, FGPU_SIMULATED_MACHINE=machine, **more)
 
 
 @pytest.mark.parametrize("kind", FRONTS)

@@ -7,19 +7,17 @@ import mmap
 import os
 import struct
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import accountreader
 import pytest
 from sessionfolders import UUID, MakePath, preloaded
+from test_hooks_accounting import Program
 
 from fgpuspawner.isolation import limits, native
-from fgpuspawner.isolation.report import Answer, read_slots, slots_command
+from fgpuspawner.isolation.report import Answer, SlotReport, read_answer, slots_command
 
 MIB = 2**20
 DEVICE_MIB = 8192
@@ -49,75 +47,29 @@ def set_limit(folder: Path, memory_mib: int, **more: object) -> None:
     limits.change(folder, replace(now, devices=(replace(device, memory_mib=memory_mib, **more),)))  # type: ignore[arg-type]
 
 
-PROGRAM = """
-import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-size, device, context = ctypes.c_size_t, ctypes.c_int(), ctypes.c_void_p()
-assert cuda.cuInit(0) == cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == cuda.cuCtxSetCurrent(context) == 0
+TOLD = """
 held = []
-for line in sys.stdin:
+for line in iter(sys.stdin.readline, ""):
     word, *numbers = line.split()
     if word == "take":
-        address = ctypes.c_uint64()
-        status = cuda.cuMemAlloc_v2(ctypes.byref(address), size(int(numbers[0]) << 20))
-        held += [address] if status == 0 else []
+        status = cuda.result("cuMemAlloc_v2", byref(address := c_ulonglong()), int(numbers[0]) * MIB)
+        held += [address.value] if status == 0 else []
         print(status, flush=True)
     elif word == "give":
-        print(cuda.cuMemFree_v2(held.pop()), flush=True)
+        print(cuda.result("cuMemFree_v2", held.pop()), flush=True)
     else:
-        free, total, whole = size(), size(), size()
-        assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-        assert cuda.cuDeviceTotalMem_v2(ctypes.byref(whole), device) == 0
         import pynvml
         pynvml.nvmlInit()
-        seen = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
-        print(free.value >> 20, total.value >> 20, whole.value >> 20, seen.total >> 20, flush=True)
+        seen = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total
+        sizes = *cuda.info(), cuda.new("cuDeviceTotalMem_v2", 0, kind=c_size_t), seen
+        print(*(size // MIB for size in sizes), flush=True)
 """
-
-
-class Program:
-    """A process of a session that does as it is told."""
-
-    def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            env=preloaded(folder),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, line: str) -> str:
-        """Return the answer to a line."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
-
-    def end(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.communicate()
-
-
-@contextmanager
-def running(folder: Path) -> Iterator[Program]:
-    """Have a process of a session run."""
-    program = Program(folder)
-    try:
-        yield program
-    finally:
-        program.end()
-
-
 OUT_OF_MEMORY = "2"
 
 
 def test_a_process_that_runs_may_take_what_its_session_has_grown_by(changing: MakePath) -> None:
     folder = changing(1024)
-    with running(folder) as program:
+    with Program(folder, TOLD) as program:
         assert [program.ask("take 1024"), program.ask("take 1")] == ["0", OUT_OF_MEMORY]
         set_limit(folder, 2048)
         assert [program.ask("take 1024"), program.ask("take 1")] == ["0", OUT_OF_MEMORY]
@@ -126,7 +78,7 @@ def test_a_process_that_runs_may_take_what_its_session_has_grown_by(changing: Ma
 
 def test_a_process_that_runs_is_refused_what_its_session_has_given_back(changing: MakePath) -> None:
     folder = changing(2048)
-    with running(folder) as program:
+    with Program(folder, TOLD) as program:
         assert program.ask("take 512") == "0"
         set_limit(folder, 1024)
         assert [program.ask("take 513"), program.ask("take 512")] == [OUT_OF_MEMORY, "0"]
@@ -134,7 +86,7 @@ def test_a_process_that_runs_is_refused_what_its_session_has_given_back(changing
 
 def test_what_a_process_is_shown_changes_at_once(changing: MakePath) -> None:
     folder = changing(2048)
-    with running(folder) as program:
+    with Program(folder, TOLD) as program:
         assert program.ask("look") == "2048 2048 2048 2048"
         set_limit(folder, 1024)
         assert program.ask("look") == "1024 1024 1024 1024"
@@ -150,7 +102,7 @@ def test_limits_of_a_session_that_was_launched_without_revisions_stay(session_fo
 @pytest.mark.parametrize("what", ["fgpu-limits 1\n", "", None])
 def test_nothing_is_granted_while_changed_limits_cannot_be_read(changing: MakePath, what: str | None) -> None:
     folder = changing(1024)
-    with running(folder) as program:
+    with Program(folder, TOLD) as program:
         assert program.ask("take 100") == "0"
         good = (folder / "limits").read_bytes()
         set_limit(folder, 2048)
@@ -167,7 +119,7 @@ def test_nothing_is_granted_while_changed_limits_cannot_be_read(changing: MakePa
 
 def test_process_that_cannot_read_changed_limits_is_reported_behind(changing: MakePath) -> None:
     folder = changing(1024)
-    with running(folder) as program:
+    with Program(folder, TOLD) as program:
         assert program.ask("take 1") == "0"
         good = (folder / "limits").read_bytes()
         set_limit(folder, 512)
@@ -186,13 +138,13 @@ def behind(folder: Path) -> tuple[int, int]:
     assert probe is not None
     words = slots_command("n", str(folder / "accounting"), ())
     done = subprocess.run([probe.probes[words[0]], *words[1:]], capture_output=True, check=True)
-    found = read_slots(Answer(done.stdout, 0), "n")
+    found = read_answer(SlotReport, Answer(done.stdout, 0), "n")
     return len(found.slots), len(found.behind)
 
 
 def test_limits_that_become_another_sessions_grant_nothing(changing: MakePath) -> None:
     folder = changing(1024)
-    with running(folder) as program:
+    with Program(folder, TOLD) as program:
         assert program.ask("take 1") == "0"
         limits.change(folder, replace(limits.read(folder), session_id=18))
         assert program.ask("take 1") == OUT_OF_MEMORY

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from regiontool import LIBRARY, Tool
+from regiontool import Tool
 from sessionfolders import MakePath, write_read_only
 
 SOURCES = ("tests/limits_check.c", "libfgpu/folder.c", "libfgpu/limits.c")
@@ -71,6 +71,8 @@ WELL_FORMED = {
     ),
     "parts that touch": with_device(slots="0-10,10-25"),
     "lending": with_device(slots="50-75 lending=100 most_percent=25"),
+    "code": with_device(slots="50-75 code_mib=102"),
+    "lending and code": with_device(slots="50-75 lending=1 most_percent=25 code_mib=0"),
     "largest": with_device(memory_mib="9" * 10, device_mib="9" * 10, context_mib="9" * 10),
 }
 
@@ -107,6 +109,13 @@ MALFORMED = {
         "line 4: lending is 1; it must be from 1 to 100, and needs mode=memory+compute"
     ),
     with_device(slots="50-75 lending=1"): "line 4: ' most_percent=' should stand where '' does",
+    with_device(slots="50-75 code_mib="): "line 4: code_mib is ''; only digits are a number here",
+    with_device(slots="50-75 code_mib=-1"): "line 4: code_mib is '-1'; only digits are a number here",
+    with_device(slots="50-75 code_mib=01"): "line 4: code_mib is '01'; a number has no leading zeros",
+    with_device(
+        slots="50-75 code_mib=1 code_mib=1"
+    ): "line 4: the line should end where ' code_mib=1' stands",
+    with_device(slots="50-75 code=1"): "line 4: ' code_mib=' should stand where '' does",
     with_device(slots="50-75 lending=1 most_percent=24"): (
         "line 4: most_percent is 24; it must be from 25 to 100"
     ),
@@ -158,7 +167,7 @@ LINE = re.compile(
     rf"device=(?P<uuid>(?:GPU|MIG)-[!-~]+) memory_mib=(?P<memory>{NUMBER}) device_mib=(?P<device>{NUMBER}) "
     rf"context_mib={NUMBER} compute_percent=(?P<percent>{NUMBER}) "
     r"mode=memory(?: slots=-|\+compute slots=(?P<slots>[0-9,-]+)"
-    rf"(?: lending=(?P<lending>[1-9][0-9]?|100) most_percent=(?P<most>{NUMBER}))?)\Z"
+    rf"(?: lending=(?P<lending>[1-9][0-9]?|100) most_percent=(?P<most>{NUMBER}))?)(?: code_mib={NUMBER})?\Z"
 )
 PART = re.compile(r"(0|[1-9][0-9]?|100)-(0|[1-9][0-9]?|100)\Z")
 
@@ -251,18 +260,13 @@ def test_of_thousands_of_mutants_just_the_well_formed_ones_are_read(
 
 
 @pytest.fixture(scope="session")
-def library(compile_c: MakePath) -> Path:
-    return compile_c(*LIBRARY, "-shared", "-fPIC", "-Wl,-soname,libfgpu.so")
-
-
-@pytest.fixture(scope="session")
-def tool(library: Path, compile_c: MakePath) -> Path:
-    return compile_c("tests/region_tool.c", library)
+def tool(counting_library: Path, compile_c: MakePath) -> Path:
+    return compile_c("tests/region_tool.c", counting_library)
 
 
 @pytest.fixture
-def folder(session_folder: MakePath, library: Path) -> Path:
-    return session_folder(GOOD, library=library, simulated=False)
+def folder(session_folder: MakePath, counting_library: Path) -> Path:
+    return session_folder(GOOD, library=counting_library, simulated=False)
 
 
 def refusals(tool: Path, folder: Path) -> list[str]:
@@ -295,13 +299,32 @@ def test_the_file_is_read_once(tool: Path, folder: Path) -> None:
         assert process.child("child", "limits") == [f"17 GPU-1={2048 << 20}"]
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o464, 0o446])
-def test_writable_limits_file_refuses_everything(tool: Path, folder: Path, mode: int) -> None:
-    (folder / "limits").chmod(mode)
-    assert refusals(tool, folder) == [
-        "the limits file can be written: it must have no write bit in its mode, or be on a read-only mount;"
-        " every allocation is refused"
-    ]
+NOT_LIMITS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a link": (lambda path: path.symlink_to("real"), "is a link, which is not followed"),
+    "folder": (lambda path: path.mkdir(0o555), "is not a regular file"),
+    "fifo": (lambda path: os.mkfifo(path, 0o444), "is not a regular file"),
+    "large": (
+        lambda path: write_read_only(path, GOOD.ljust(16384, "x")),
+        "is malformed: line 6: nothing may follow 'end'",
+    ),
+    "larger": (lambda path: write_read_only(path, GOOD.ljust(16385, "x")), "is larger than 16 KiB"),
+    **{
+        f"{mode:o}": (
+            lambda path, mode=mode: (write_read_only(path, GOOD), path.chmod(mode)),
+            "can be written: it must have no write bit in its mode, or be on a read-only mount",
+        )
+        for mode in (0o644, 0o464, 0o446)
+    },
+}
+
+
+@pytest.mark.parametrize("what", NOT_LIMITS)
+def test_what_is_no_limits_file_refuses_everything(tool: Path, folder: Path, what: str) -> None:
+    put, reason = NOT_LIMITS[what]
+    (folder / "limits").rename(folder / "real")
+    put(folder / "limits")
+    (found,) = set(refusals(tool, folder))
+    assert found == f"the limits file {reason}; every allocation is refused"
 
 
 def test_a_write_bit_does_not_matter_on_a_read_only_mount(tool: Path, folder: Path) -> None:
@@ -314,30 +337,6 @@ def test_a_write_bit_does_not_matter_on_a_read_only_mount(tool: Path, folder: Pa
         pytest.skip("mounts are not allowed here")
     with Tool(tool, folder, before=before) as process:
         assert process.ask("limits") == f"17 GPU-1={2048 << 20}"
-
-
-def test_a_link_refuses_everything(tool: Path, folder: Path) -> None:
-    (folder / "limits").rename(folder / "real")
-    (folder / "limits").symlink_to("real")
-    assert refusals(tool, folder) == [
-        "the limits file is a link, which is not followed; every allocation is refused"
-    ]
-
-
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "fifo"])
-def test_what_is_no_file_refuses_everything(tool: Path, folder: Path, make: Callable[[Path], None]) -> None:
-    (folder / "limits").unlink()
-    make(folder / "limits")
-    (folder / "limits").chmod(0o444)
-    assert refusals(tool, folder) == ["the limits file is not a regular file; every allocation is refused"]
-
-
-def test_a_large_file_refuses_everything(tool: Path, folder: Path) -> None:
-    write_read_only(folder / "limits", GOOD + "x" * (16384 - len(GOOD)))
-    assert "is malformed" in refusals(tool, folder)[0]
-    (folder / "log").write_text("")
-    write_read_only(folder / "limits", GOOD + "x" * (16385 - len(GOOD)))
-    assert refusals(tool, folder) == ["the limits file is larger than 16 KiB; every allocation is refused"]
 
 
 def test_a_library_that_is_loaded_by_a_relative_path_refuses_everything(

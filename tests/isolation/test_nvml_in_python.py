@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sessionfolders import MakePath
+from simulatedmachine import Machine
 from test_simulated_nvml import GPU, Make, in_a_pid_namespace, may_unshare
 
 from fgpuspawner.isolation import facts, nvml_child, nvml_reader
@@ -33,39 +30,31 @@ import json
 from fgpu_scheduler import NvmlProbe
 print(json.dumps([[d.uuid, d.index, d.model, d.memory_mib] for d in NvmlProbe().devices()]))
 """
-HOLD = """
-import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
-assert cuda.cuInit(0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cuda.cuCtxSetCurrent(context) == 0
-assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[1]) << 20)) == 0
-print("holds", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
-def machine(session_folder: MakePath) -> Path:
+def machine(simulated_machine: Make) -> Machine:
     """A simulated machine with a driver of r615, a whole GPU and a partitioned one."""
-    return session_folder(machine=MACHINE) / "simulated"
+    return simulated_machine(MACHINE)
 
 
-def with_driver(machine: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, "LD_LIBRARY_PATH": str(machine), **more}
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[NvmlReader]:
+    """Ask the driver in a folder as the Hub does."""
+    reader = NvmlReader(f"{folder}/libnvidia-ml.so.1")
+    try:
+        yield reader
+    finally:
+        reader.close()
 
 
-def test_the_probe_lists_instances_in_place_of_the_gpu_that_they_are_of(machine: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE], env=with_driver(machine), capture_output=True, text=True, check=True
-    )
-    found = [(uuid, index, mib) for uuid, index, _, mib in json.loads(done.stdout)]
+def test_the_probe_lists_instances_in_place_of_the_gpu_that_they_are_of(machine: Machine) -> None:
+    found = [(uuid, index, mib) for uuid, index, _, mib in json.loads(machine.python(PROBE))]
     assert found == [("GPU-a", 0, 8192), ("MIG-b0", 1, 9728), ("MIG-b1", 2, 20480)]
 
 
-def test_the_drivers_facts_are_read_in_a_child(machine: Path) -> None:
-    assert facts.driver_facts(str(machine / "libnvidia-ml.so.1")) == {
+def test_the_drivers_facts_are_read_in_a_child(machine: Machine) -> None:
+    assert facts.driver_facts(str(machine.folder / "libnvidia-ml.so.1")) == {
         "driver": "615.10",
         "memory_limits": True,
     }
@@ -75,7 +64,7 @@ def test_the_drivers_facts_are_read_in_a_child(machine: Path) -> None:
 
 
 def test_a_driver_that_cannot_be_asked_has_no_abilities_and_the_log_says_so(
-    machine: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert facts.driver_facts("/no/such/libnvidia-ml.so.1") == {}
     assert "could not be read" in caplog.text
@@ -89,57 +78,37 @@ def look(reader: NvmlReader, *uuids: str) -> dict[str, Any]:
     }
 
 
-def hold(machine: Path, uuid: str, mib: int) -> subprocess.Popen[bytes]:
-    """Return a process that will hold so much of a device."""
-    return subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(mib)],
-        env=with_driver(machine, CUDA_VISIBLE_DEVICES=uuid),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-
-
-def test_the_watchdogs_child_sees_what_each_process_holds_of_each_device(machine: Path) -> None:
-    reader = NvmlReader(str(machine / "libnvidia-ml.so.1"))
-    holders = [hold(machine, uuid, mib) for uuid, mib in (("GPU-a", 3000), ("GPU-a", 500), ("MIG-b1", 700))]
-    try:
-        for holder in holders:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == b"holds\n"
-        first, second, third = (holder.pid for holder in holders)
+def test_the_watchdogs_child_sees_what_each_process_holds_of_each_device(machine: Machine) -> None:
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(reading(machine.folder))
+        first, second, third = (
+            stack.enter_context(machine.running("sim_tool", "hold", mib, CUDA_VISIBLE_DEVICES=uuid)).process
+            for uuid, mib in (("GPU-a", 3000), ("GPU-a", 500), ("MIG-b1", 700))
+        )
         expected = {
-            "GPU-a": {first: 3000 << 20, second: 500 << 20},
+            "GPU-a": {first.pid: 3000 << 20, second.pid: 500 << 20},
             "MIG-b0": {},
-            "MIG-b1": {third: 700 << 20},
+            "MIG-b1": {third.pid: 700 << 20},
         }
         assert look(reader, "GPU-a", "MIG-b0", "MIG-b1") == expected
-        holders[0].kill()
-        holders[0].wait()
-        del expected["GPU-a"][first]
+        first.kill()
+        first.wait()
+        del expected["GPU-a"][first.pid]
         assert look(reader, "GPU-a", "MIG-b0", "MIG-b1") == expected
-    finally:
-        for holder in holders:
-            holder.kill()
-            holder.communicate()
-        reader.close()
 
 
-def test_a_device_that_is_not_there_is_unknown_and_the_others_are_told(machine: Path) -> None:
-    reader = NvmlReader(str(machine / "libnvidia-ml.so.1"))
-    try:
+def test_a_device_that_is_not_there_is_unknown_and_the_others_are_told(machine: Machine) -> None:
+    with reading(machine.folder) as reader:
         found = look(reader, "GPU-a", "GPU-none")
-        assert found["GPU-a"] == {}
-        assert isinstance(found["GPU-none"], str)
-    finally:
-        reader.close()
+    assert found["GPU-a"] == {}
+    assert isinstance(found["GPU-none"], str)
 
 
 def test_what_a_context_takes_is_measured_by_making_one(
-    session_folder: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulated_machine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "gpu uuid=GPU-a memory_mib=8192 context_mib=311 name=Plain\n"
-    folder = session_folder(machine=text) / "simulated"
-    monkeypatch.setattr(nvml_reader, "clean_environment", lambda: with_driver(folder))
+    machine = simulated_machine("gpu uuid=GPU-a memory_mib=8192 context_mib=311 name=Plain\n")
+    monkeypatch.setattr(nvml_reader, "clean_environment", machine.environment)
     assert facts.measure_context("GPU-a") == 311
     said = facts.measure_context("GPU-none")
     assert isinstance(said, str)
@@ -152,15 +121,6 @@ def test_the_layouts_are_those_of_nvml() -> None:
     assert nvml_child.Process.gpu_instance.offset == 16
     assert ctypes.sizeof(nvml_child.OldProcess) == 16
     assert ctypes.sizeof(nvml_child.MemoryLimits) == 32
-
-
-@contextlib.contextmanager
-def reading(folder: object) -> Iterator[NvmlReader]:
-    reader = NvmlReader(f"{folder}/libnvidia-ml.so.1")
-    try:
-        yield reader
-    finally:
-        reader.close()
 
 
 def use(reader: NvmlReader, **since_us: int) -> DeviceUse:

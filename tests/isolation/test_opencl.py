@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessionfolders import UUID, MakePath, preloaded
+from sessionfolders import UUID, MakePath, run_in
 
 NVIDIAS, OTHERS = "libnvidia-opencl.so.1", "libpocl.so.2"
 WHOLE = {"devices": [(UUID, 8192)], "device_mib": 8192}
@@ -36,19 +36,8 @@ def platforms(compile_c: MakePath, tmp_path: Path) -> dict[str, Path]:
 @pytest.fixture
 def run(compile_c: MakePath) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the client in a session."""
-
-    def run(folder: Path, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        program = compile_c("tests/opencl_client.c", "-ldl")
-        return subprocess.run(
-            [program, *words],
-            env=preloaded(folder, **environment),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-
-    return run
+    program = compile_c("tests/opencl_client.c", "-ldl")
+    return lambda folder, *words, **environment: run_in(folder, program, *words, **environment)
 
 
 @pytest.mark.parametrize("way", ["handle", "all", ""], ids=["handle", "all", "version"])
@@ -111,14 +100,7 @@ def test_a_program_that_is_linked_with_it_is_ended_before_it_begins(
     (place / NVIDIAS).symlink_to(platforms[NVIDIAS].resolve())
 
     def start() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [program, "find", "handle", platforms[OTHERS]],
-            env=preloaded(folder, LD_LIBRARY_PATH=str(place)),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        return run_in(folder, program, "find", "handle", platforms[OTHERS], LD_LIBRARY_PATH=str(place))
 
     done = start()
     assert (done.returncode, done.stdout) == (127, "")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,9 +15,11 @@ from typing import Any
 import pytest
 from sessionfolders import ISOLATION, UUID, MakePath, preloaded
 from test_hooks_accounting import Program
+from test_nvml_in_python import look, reading
 
 from fgpuspawner.isolation import limits
-from fgpuspawner.isolation.report import Answer, CheckpointReport, checkpoint_command, read_checkpoint
+from fgpuspawner.isolation.nvml_reader import NvmlReader
+from fgpuspawner.isolation.report import Answer, CheckpointReport, checkpoint_command, read_answer
 
 MIB = 2**20
 UNAVAILABLE = 46
@@ -43,7 +43,7 @@ class Session:
         done = subprocess.run(
             [self.folder / words[0], *words[1:]], env=preloaded(self.folder), capture_output=True, check=False
         )
-        return read_checkpoint(Answer(done.stdout, done.returncode), "n")
+        return read_answer(CheckpointReport, Answer(done.stdout, done.returncode), "n")
 
     def park(self, **more: int) -> CheckpointReport:
         limits.close_gate(self.folder)
@@ -107,73 +107,31 @@ def working(compile_c: MakePath, isolation_build: Path) -> Any:
     return working
 
 
-SEEN = """
-import sys, pynvml
-pynvml.nvmlInit()
-device = pynvml.nvmlDeviceGetHandleByIndex(0)
-for _ in sys.stdin:
-    processes = {p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
-    print([pynvml.nvmlDeviceGetMemoryInfo(device).used, sorted(processes)], flush=True)
-"""
-
-
-class Driver:
-    """The host's NVML: what is used of the device, and by which processes."""
-
-    def __init__(self, folder: Path) -> None:
-        env = {k: v for k, v in preloaded(folder).items() if k != "LD_PRELOAD"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SEEN], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def seen(self) -> tuple[int, list[int]]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(file=self.process.stdin, flush=True)
-        used, pids = json.loads(self.process.stdout.readline())
-        return used, pids
-
-
-@pytest.fixture
-def driver() -> Iterator[Callable[[Session], Driver]]:
-    begun: list[Driver] = []
-
-    def driver(session: Session) -> Driver:
-        begun.append(Driver(session.folder))
-        return begun[-1]
-
-    yield driver
-    for one in begun:
-        one.process.kill()
-        one.process.communicate()
+def seen_by(host: NvmlReader) -> dict[int, int]:
+    """Return what each process holds of the device, as the host's driver says."""
+    found: dict[int, int] = look(host, UUID)[UUID]
+    return found
 
 
 @pytest.fixture
 def begin() -> Iterator[Callable[..., Program]]:
     """Run Python programs in sessions, until the test ends."""
-    begun: list[Program] = []
-
-    def begin(session: Session, code: str, **more: bool) -> Program:
-        begun.append(Program(session.folder, code, **more))
-        return begun[-1]
-
-    yield begin
-    for one in begun:
-        one._process.kill()
-        one._process.communicate()
+    with ExitStack() as stack:
+        yield lambda session, code, **more: stack.enter_context(Program(session.folder, code, **more))
 
 
 # --- Memory that comes back ---
 
 
 def test_thousand_parks_of_several_processes_lose_no_byte_and_hold_no_memory(
-    parkable: Any, working: Any, driver: Any
+    parkable: Any, working: Any
 ) -> None:
     first = parkable(machine=MACHINE)
     second = parkable(machine=first.folder)
     neighbour = parkable(machine=first.folder)
-    host, parks, longest_ms = driver(first), 0, 0
+    parks = longest_ms = 0
     with ExitStack() as stack:
+        host = stack.enter_context(reading(first.folder / "simulated"))
         workers = [
             (session, stack.enter_context(working(session, seed=seed)))
             for seed, session in enumerate([first] * 4 + [second] * 4 + [neighbour])
@@ -184,28 +142,24 @@ def test_thousand_parks_of_several_processes_lose_no_byte_and_hold_no_memory(
                 found = session.park()
                 assert (found.done, found.why, states(found)) == (True, None, ["checkpointed"] * 4)
                 assert sorted(p.pid for p in found.processes) == pids[session]
-                assert not set(host.seen()[1]) & set(pids[session])
+                assert not set(seen_by(host)) & set(pids[session])
                 found = session.wake()
                 assert (found.done, found.why, states(found)) == (True, None, ["running"] * 4)
                 parks += 4
                 longest_ms = max(longest_ms, *(p.ms for p in found.processes))
-        assert set(host.seen()[1]) >= {*pids[first], *pids[second]}
+        assert set(seen_by(host)) >= {*pids[first], *pids[second]}
     assert longest_ms < 5000
 
 
 def test_room_of_a_parked_session_is_its_neighbours_and_comes_back_when_there_is_room(
-    parkable: Any, begin: Any, driver: Any
+    parkable: Any, begin: Any
 ) -> None:
     session = parkable(6144, machine=MACHINE)
     other = parkable(6144, machine=session.folder)
-    host = driver(session)
     ours = begin(session, "cuda.alloc(6000); say(ready=1); input(); cuda.alloc(1); say(done=1)")
     assert ours.line() == "ready=1"
-    theirs = Program(
-        other.folder, "input(); at = cuda.alloc(6000); say(ready=1); input(); cuda.cuMemFree_v2(at)"
-    )
+    theirs = begin(other, "input(); at = cuda.alloc(6000); say(ready=1); input(); cuda.cuMemFree_v2(at)")
     assert states(session.park()) == ["checkpointed"]
-    assert host.seen()[0] == 0
     theirs.go()
     assert theirs.line() == "ready=1"
     found = session.wake()
@@ -476,6 +430,23 @@ def test_process_that_the_driver_broke_is_told_and_does_not_keep_the_others_park
     assert program.line() == "after=999"
 
 
+def test_refused_restore_leaves_all_parked_and_the_next_one_brings_them_back(
+    parkable: Any, working: Any
+) -> None:
+    session = parkable(machine=MACHINE)
+    path = session.folder / "simulated" / "machine"
+    path.chmod(0o644)
+    with working(session, 1), working(session, 2):
+        assert session.park().done
+        path.write_text(MACHINE + "checkpoint=restore-fails\n")
+        for _ in range(2):
+            found = session.wake()
+            assert (found.done, states(found)) == (False, ["checkpointed"] * 2)
+            assert [p.error for p in found.processes] == ["CUDA_ERROR_UNKNOWN", None]
+        path.write_text(MACHINE)
+        assert session.wake().done
+
+
 @pytest.mark.parametrize("machine", ["driver=565.10\n", "checkpoint=none\n"])
 def test_driver_without_checkpoints_is_told(parkable: Any, begin: Any, machine: str) -> None:
     session = parkable(machine=MACHINE + machine)
@@ -533,16 +504,16 @@ def test_move_waits_for_one_that_an_earlier_hub_began(parkable: Any, working: An
         assert states(session.move("state")) == ["running"]
 
 
-def test_process_killed_while_parked_leaves_nothing(parkable: Any, working: Any, driver: Any) -> None:
+def test_process_killed_while_parked_leaves_nothing(parkable: Any, working: Any) -> None:
     session = parkable()
-    host = driver(session)
     with working(session, 1) as first, working(session, 2):
         assert session.park().done
         first.kill()
         first.wait()
         found = session.wake()
         assert (found.done, states(found)) == (True, ["running"])
-    until(lambda: host.seen() == (0, []))
+    with reading(session.folder / "simulated") as host:
+        until(lambda: not seen_by(host))
 
 
 def test_neighbour_is_neither_stopped_nor_wanted(parkable: Any, working: Any) -> None:

@@ -43,8 +43,7 @@ def totals(told: Any) -> list[int | None]:
     return [total for device in devices for total in device["total_bytes"].values()]
 
 
-def test_the_probe_sees_the_limit_in_every_way_of_asking(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_the_probe_sees_the_limit_in_every_way_of_asking(folder: Path) -> None:
     told = report(folder / "probe", "--nonce", "5f0c", env=preloaded(folder))
     assert totals(told) == [2048 * MIB] * 5
     assert (told["probe"], told["nonce"], told["static"]) == (1, "5f0c", False)
@@ -84,8 +83,7 @@ def test_past_the_limit_is_refused_and_half_of_it_is_to_be_had(session_folder: M
     assert device["over"] == {"bytes": 2050 * MIB, "code": 0}
 
 
-def test_a_device_that_is_not_there_is_an_error_of_its_own(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_a_device_that_is_not_there_is_an_error_of_its_own(folder: Path) -> None:
     told = report(folder / "probe", "--allocate", "GPU-other=1", env=preloaded(folder))
     assert told["allocate"]["devices"] == [{"uuid": "GPU-other", "error": "the driver shows no such device"}]
 
@@ -129,28 +127,33 @@ def outcomes(told: Any, *names: str) -> list[tuple[str, str]]:
     return [(told[name]["status"], told[name]["error"]) for name in names]
 
 
-def test_a_driver_that_crashes_is_told(isolation_build: Path, misbehaving: Any) -> None:
-    told = report(isolation_build / "probe", "--allocate", "GPU-a=1", env=misbehaving("raise(SIGSEGV)"))
-    assert outcomes(told, "cuda", "nvml", "allocate") == [
-        ("crashed", "the probe crashed by SIGSEGV in cuInit"),
-        ("crashed", "the probe crashed by SIGSEGV in nvmlInit"),
-        ("crashed", "the probe crashed by SIGSEGV in cuInit"),
-    ]
+@pytest.mark.parametrize(
+    ("does", "of_cuda", "of_nvml"),
+    [
+        (
+            "raise(SIGSEGV)",
+            ("crashed", "the probe crashed by SIGSEGV in cuInit", None),
+            ("crashed", "the probe crashed by SIGSEGV in nvmlInit", None),
+        ),
+        (
+            "return 9",
+            ("failed", "cuInit: an error that the driver does not name (9)", 9),
+            ("failed", "nvmlInit: Driver Not Loaded (9)", 9),
+        ),
+    ],
+)
+def test_a_driver_that_crashes_or_fails_is_told(
+    isolation_build: Path, misbehaving: Any, does: str, of_cuda: tuple[Any, ...], of_nvml: tuple[Any, ...]
+) -> None:
+    told = report(isolation_build / "probe", "--allocate", "GPU-a=1", env=misbehaving(does))
+    for name, expected in (("cuda", of_cuda), ("nvml", of_nvml), ("allocate", of_cuda)):
+        assert (told[name]["status"], told[name]["error"], told[name]["code"]) == expected
 
 
 def test_a_driver_that_hangs_is_told_in_time(isolation_build: Path, misbehaving: Any) -> None:
     told = report(isolation_build / "probe", "--timeout", "1", env=misbehaving("hang()"))
     assert outcomes(told, "cuda")[0] == ("timed_out", "no answer in time, in cuInit")
     assert told["nvml"]["status"] == "timed_out"
-
-
-def test_a_driver_that_fails_is_told_in_words_and_number(isolation_build: Path, misbehaving: Any) -> None:
-    told = report(isolation_build / "probe", env=misbehaving("return 9"))
-    assert (told["nvml"]["code"], told["cuda"]["code"]) == (9, 9)
-    assert outcomes(told, "nvml", "cuda") == [
-        ("failed", "nvmlInit: Driver Not Loaded (9)"),
-        ("failed", "cuInit: an error that the driver does not name (9)"),
-    ]
 
 
 def test_what_a_driver_prints_or_calls_a_device_stays_out_of_the_line(
@@ -197,8 +200,7 @@ def test_a_wrong_command_line_is_status_2_and_no_report(isolation_build: Path, w
     assert done.stderr.startswith(b"usage: probe ")
 
 
-def test_the_static_probe_has_no_libfgpu_and_says_what_it_could_try(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_the_static_probe_has_no_libfgpu_and_says_what_it_could_try(folder: Path) -> None:
     env = preloaded(folder, FGPU_SIMULATED_MACHINE=str(folder / "simulated"))
     told = report(folder / "probe-static", "--nonce", "n", env=env)
     assert (told["static"], told["libfgpu"], told["nonce"]) == (True, [], "n")
@@ -209,7 +211,7 @@ def test_the_static_probe_has_no_libfgpu_and_says_what_it_could_try(session_fold
 
 
 def test_another_glibc_than_the_static_probe_was_linked_with_is_not_taken_for_a_driver_that_crashes(
-    session_folder: MakePath, compile_c: MakePath, tmp_path: Path
+    folder: Path, compile_c: MakePath, tmp_path: Path
 ) -> None:
     """Seen on an H100: its glibc ended the probe by SIGFPE before any of the driver's code ran."""
     source = tmp_path / "other.c"
@@ -217,7 +219,6 @@ def test_another_glibc_than_the_static_probe_was_linked_with_is_not_taken_for_a_
         "__attribute__((constructor)) static void load(void) { volatile int none = 0; none = 100 / none; }\n"
     )
     (tmp_path / "libc.so.6").symlink_to(compile_c(source, "-shared", "-fPIC", "-nostdlib"))
-    folder = session_folder(devices=[(UUID, 2048)])
     told = report(folder / "probe-static", env={"LD_LIBRARY_PATH": str(tmp_path)})
     words = (
         "a static program cannot load the driver here: the glibc is another than the one it was linked with"
@@ -291,8 +292,7 @@ def test_unreadable_account_is_an_error(tmp_path: Path, session_folder: MakePath
 
 
 @pytest.mark.parametrize("name", ["probe", "probe-static"])
-def test_in_a_container_the_preload_file_is_told(session_folder: MakePath, tmp_path: Path, name: str) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_in_a_container_the_preload_file_is_told(folder: Path, tmp_path: Path, name: str) -> None:
     done = in_container(folder, tmp_path, f"/run/fgpu/{name}")
     told = json.loads(done.stdout)
     assert told["preload"] == {
@@ -311,8 +311,7 @@ def test_in_a_container_the_preload_file_is_told(session_folder: MakePath, tmp_p
         assert totals(told) == [2048 * MIB] * 5
 
 
-def test_a_preload_file_of_the_image_is_told_as_that(session_folder: MakePath, tmp_path: Path) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
+def test_a_preload_file_of_the_image_is_told_as_that(folder: Path, tmp_path: Path) -> None:
     done = in_container(folder, tmp_path, "/run/fgpu/probe-static", without="preload")
     preload = json.loads(done.stdout)["preload"]
     assert (preload["error"], preload["content"]) == (None, "")

@@ -16,7 +16,7 @@ from typing import Any
 
 import accountreader
 import pytest
-from regiontool import LIBRARY, Tool, environment
+from regiontool import Tool, environment
 from sessionfolders import REGION_BYTES, MakePath, write_for_all
 
 from fgpuspawner.isolation.files import make_zeros
@@ -27,19 +27,14 @@ Program = MakePath
 
 
 @pytest.fixture(scope="session")
-def library(compile_c: Program) -> Path:
-    return compile_c(*LIBRARY, "-shared", "-fPIC", "-Wl,-soname,libfgpu.so")
-
-
-@pytest.fixture(scope="session")
-def program(compile_c: Program, library: Path) -> Program:
+def program(compile_c: Program, counting_library: Path) -> Program:
     """Compile a test's program with libfgpu's accounting."""
-    return lambda name, *more: compile_c(f"tests/{name}.c", *more, library, "-pthread")
+    return lambda name, *more: compile_c(f"tests/{name}.c", *more, counting_library, "-pthread")
 
 
 @pytest.fixture
-def folder(session_folder: MakePath, library: Path) -> Path:
-    return session_folder(devices=GPU, library=library, simulated=False)
+def folder(session_folder: MakePath, counting_library: Path) -> Path:
+    return session_folder(devices=GPU, library=counting_library, simulated=False)
 
 
 @pytest.fixture
@@ -304,9 +299,6 @@ def test_a_process_that_is_stopped_at_any_instruction_keeps_others_from_its_own_
     assert result["moving"] > 0  # The file's header knows of these.
 
 
-# The storm.
-
-
 # Files that are not what they should be.
 
 
@@ -322,29 +314,27 @@ def assert_refused(start: Callable[..., Tool], folder: Path, reason: str) -> Non
     assert log_of(folder) == [f"the file accounting {reason}; every allocation is refused"]
 
 
-@pytest.mark.parametrize("size", [0, REGION_BYTES - 1, REGION_BYTES + 1])
-def test_a_region_of_another_size_is_refused(start: Callable[..., Tool], folder: Path, size: int) -> None:
-    write_for_all(folder / "accounting", size)
-    assert_refused(start, folder, f"has {size} bytes, not {REGION_BYTES}")
-
-
-def test_a_region_of_another_kind_is_refused(start: Callable[..., Tool], folder: Path) -> None:
-    with (folder / "accounting").open("r+b") as file:
-        file.write(b"\x7fELF\0\0\0\0")
-    assert_refused(
-        start,
-        folder,
-        "begins with 0x464c457f, not with zeros and not with what this libfgpu writes there",
-    )
-
-
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "fifo"])
-def test_what_is_no_file_is_refused(
-    start: Callable[..., Tool], folder: Path, make: Callable[[Path], None]
+@pytest.mark.parametrize(
+    ("put", "reason"),
+    [
+        *(
+            (lambda path, size=size: write_for_all(path, size), f"has {size} bytes, not {REGION_BYTES}")
+            for size in (0, REGION_BYTES - 1, REGION_BYTES + 1)
+        ),
+        (
+            lambda path: path.write_bytes(b"\x7fELF\0\0\0\0".ljust(REGION_BYTES, b"\0")),
+            "begins with 0x464c457f, not with zeros and not with what this libfgpu writes there",
+        ),
+        (os.mkdir, "is not a regular file"),
+        (os.mkfifo, "is not a regular file"),
+    ],
+)
+def test_what_is_no_region_is_refused(
+    start: Callable[..., Tool], folder: Path, put: Callable[[Path], None], reason: str
 ) -> None:
     (folder / "accounting").unlink()
-    make(folder / "accounting")
-    assert_refused(start, folder, "is not a regular file")
+    put(folder / "accounting")
+    assert_refused(start, folder, reason)
 
 
 def test_a_region_that_may_only_be_read_is_refused(start: Callable[..., Tool], folder: Path) -> None:
@@ -383,9 +373,11 @@ def test_without_descriptors_a_process_is_refused_and_later_not(
 
 
 def test_the_account_can_be_read_from_outside(
-    start: Callable[..., Tool], session_folder: MakePath, library: Path, program: Program
+    start: Callable[..., Tool], session_folder: MakePath, counting_library: Path, program: Program
 ) -> None:
-    folder = session_folder(devices=[("GPU-0", 100), ("GPU-1", 100)], library=library, simulated=False)
+    folder = session_folder(
+        devices=[("GPU-0", 100), ("GPU-1", 100)], library=counting_library, simulated=False
+    )
     path = make_zeros(folder / "accounting", REGION_BYTES)
     assert path.stat().st_blocks * 512 >= REGION_BYTES
     assert path.stat().st_mode & 0o777 == 0o666

@@ -100,25 +100,11 @@ print(subprocess.run([sys.argv[1], "hold", "200"], stdin=subprocess.DEVNULL, cap
 @contextmanager
 def in_a_pid_namespace(machine: Machine, *words: object) -> Iterator[tuple[int, str]]:
     """Start a program as process 1 of a PID namespace of its own; its pid outside, and its first line."""
-    command = [
-        "unshare",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        str(machine.program("sim_tool")),
-        *map(str, words),
-    ]
-    with subprocess.Popen(
-        command, env=machine.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline().strip()
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            yield int(children[0]), line
-        finally:
-            process.kill()
+    before = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    with machine.running("sim_tool", *words, before=before) as found:
+        pid = found.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        yield int(children[0]), found.line
 
 
 def may_unshare() -> bool:

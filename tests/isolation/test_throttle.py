@@ -8,13 +8,11 @@ on a busy machine everything is less.
 from __future__ import annotations
 
 import math
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sessionfolders import MakePath, preloaded
+from sessionfolders import MakePath
 from throttleworlds import World
 
 PERIOD_MS, IN_FLIGHT_MS = 50, 4
@@ -30,8 +28,9 @@ def percent(slots: str) -> int:
 # --- Shares --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel_us", [10, *SHORT_US])
-@pytest.mark.parametrize("slots", SOLO)
+@pytest.mark.parametrize(
+    ("slots", "kernel_us"), [("0-25", 10), *((slots, us) for slots in SOLO for us in SHORT_US)]
+)
 def test_a_session_gets_its_share_alone(world: World, slots: str, kernel_us: int) -> None:
     (only,) = world(f"slots={slots},kernel_us={kernel_us}").tenants
     assert only.share == pytest.approx(percent(slots), abs=1)
@@ -279,43 +278,21 @@ WAYS = [
     "graph-own-stream",
 ]
 AFTER = ["capture", "fork", "context", "threads"]
-
-
-@pytest.fixture
-def launches(
-    session_folder: MakePath, compile_c: MakePath, isolation_build: Path
-) -> Callable[..., tuple[int, int]]:
-    """Launch kernels of 1 ms for 300 ms in a way; return how many, and how many ms it took in the end."""
-    program = compile_c(
-        "tests/throttle_launches.c", isolation_build / "simulated" / "libcuda.so.1", "-pthread"
-    )
-
-    def launches(way: str, **limits: Any) -> tuple[int, int]:
-        folder = session_folder(**limits)
-        done = subprocess.run(
-            [program, way, "300"],
-            env=preloaded(folder),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=100,
-        )
-        assert done.returncode == 0, done.stderr
-        assert (folder / "log").read_text() == ""
-        count, took_ms = map(int, done.stdout.split())
-        return count, took_ms
-
-    return launches
+Launches = Callable[[Path, str, int], tuple[int, int]]
 
 
 @pytest.mark.parametrize("way", [*WAYS, *AFTER])
-def test_each_way_to_launch_is_held_to_the_share(launches: Callable[..., tuple[int, int]], way: str) -> None:
-    count, took_ms = launches(way, compute_percent=10, mode="memory+compute", slots="50-60")
+def test_each_way_to_launch_is_held_to_the_share(
+    session_folder: MakePath, launches: Launches, way: str
+) -> None:
+    folder = session_folder(compute_percent=10, mode="memory+compute", slots="50-60")
+    count, took_ms = launches(folder, way, 300)
+    assert (folder / "log").read_text() == ""
     assert 0 < count <= 0.1 * took_ms + 1 + 2.5 * 0.1 * PERIOD_MS + IN_FLIGHT_MS
 
 
 @pytest.mark.parametrize("way", ["plain", "graph", "capture", "context"])
-def test_mode_memory_leaves_compute_alone(launches: Callable[..., tuple[int, int]], way: str) -> None:
+def test_mode_memory_leaves_compute_alone(session_folder: MakePath, launches: Launches, way: str) -> None:
     """The driver takes as many launches as it has room for, at once: far more than would run in that time."""
-    count, _ = launches(way, mode="memory")
+    count, _ = launches(session_folder(mode="memory"), way, 300)
     assert count > 1000

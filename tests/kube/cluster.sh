@@ -10,8 +10,7 @@
 #         FGPU_TEST_KUBE=N             what the other commands take
 #         FGPU_TEST_KUBECONFIG=...     the administrator's kubeconfig; beside it hub.kubeconfig, of the service
 #                                      account `hub` in the namespace `jhub`, which may do nothing yet
-#       There are these images then: pause, fgpuspawner/files:VERSION, and of a dockerd that answers
-#       fgpuspawner/base:0.1. Pods and this machine reach each other by their addresses; this machine's is the
+#       There are these images then: pause, and of a dockerd that answers fgpuspawner/base:0.1. Pods and this machine reach each other by their addresses; this machine's is the
 #       node's. It needs .venv, and what else is missing it builds (build.sh) and installs from Debian packages.
 # down  Removes all that `up` has made, also after a crash and of a half-made one. Without N: every cluster.
 #
@@ -343,21 +342,17 @@ END
 import_image() { ctr --address "$run/containerd.sock" --namespace k8s.io images import "$1" >>"$run/logs/images"; } # FILE
 
 import_images() { # FILE...
-    local python=$root/.venv/bin/python image
+    local image
     gcc -static -Os -Wall -o "$run/pause" "$here/pause.c"
-    "$python" - "$run" <<'END'
-import sys
-from pathlib import Path
-
-from fgpuspawner.engines.kubernetes.files import REFERENCE, write_files_image, write_image
-from fgpuspawner.isolation import native
-
-run = Path(sys.argv[1])
-pause = {"pause": (run / "pause").read_bytes()}
-write_image(run / "pause.tar", pause, ["/pause"], reference="fgpu.local/pause:1")
-write_files_image(native.FOLDER, run / "files.tar", reference=REFERENCE)
-END
-    for image in "$run/pause.tar" "$run/files.tar" "$@"; do import_image "$image"; done
+    mkdir "$run/pause-image"
+    tar -C "$run" -cf "$run/pause-image/layer.tar" pause
+    printf '{"architecture": "%s", "os": "linux", "config": {"Entrypoint": ["/pause"]}, "rootfs": {"type": "layers",
+      "diff_ids": ["sha256:%s"]}}' "$(dpkg --print-architecture)" \
+        "$(sha256sum "$run/pause-image/layer.tar" | cut -d' ' -f1)" >"$run/pause-image/config.json"
+    printf '[{"Config": "config.json", "RepoTags": ["fgpu.local/pause:1"], "Layers": ["layer.tar"]}]' \
+        >"$run/pause-image/manifest.json"
+    tar -C "$run/pause-image" -cf "$run/pause.tar" manifest.json config.json layer.tar
+    for image in "$run/pause.tar" "$@"; do import_image "$image"; done
     image=fgpuspawner/base:0.1
     if command -v docker >/dev/null && docker image inspect "$image" >/dev/null 2>&1; then
         docker save "$image" | import_image -

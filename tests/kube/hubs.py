@@ -15,7 +15,6 @@ from kubernetes_asyncio.config import load_kube_config
 
 from fgpuspawner.engines import marks
 from fgpuspawner.engines.kubernetes.api import Api, run_blocking
-from fgpuspawner.engines.kubernetes.files import REFERENCE as FILES_IMAGE
 from hubprocess import HubProcess, until
 
 MERGE = "application/merge-patch+json"
@@ -133,7 +132,6 @@ def on(
     until(lambda: not cluster.leaving(), within_s=120, what="the pods of earlier tests are gone")
     lines = [
         f"c.JupyterHub.hub_ip = {cluster.address!r}",
-        f"c.KubernetesFGPUSpawner.files_image = {FILES_IMAGE!r}",
         f"c.KubernetesFGPUSpawner.namespace = {namespace!r}",
         "c.KubernetesFGPUSpawner.stop_timeout_s = 2",
         *([f"c.Spawner.cmd = ['python', '-c', {MINI!r}]"] if mini else []),

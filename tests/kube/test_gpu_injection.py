@@ -30,7 +30,6 @@ CONFIG = """
 from fgpuspawner.config import configure
 
 c = get_config()  # noqa: F821
-c.KubernetesFGPUSpawner.files_image = "registry.example.org/fgpu/files:1"
 c.KubernetesFGPUSpawner.namespace = {namespace!r}
 {settings}
 configure(c, runtime="kubernetes", data_dir={data!r}, catalogue={catalogue!r})
@@ -99,6 +98,12 @@ def test_check_names_an_injection_that_fails_and_one_that_works(cluster: Cluster
     assert said.startswith("FAIL: start: ")
     assert 'set c.KubernetesFGPUSpawner.gpu_injection = "cdi"' in said
     assert f"unresolvable CDI devices management.nvidia.com/gpu={A}" in said
+
+
+def test_check_says_that_an_administrators_function_fails(cluster: Cluster, tmp_path: Path) -> None:
+    status, (_, said) = check(cluster, tmp_path, "c.KubeSpawner.uid = lambda spawner: spawner.no_such_id")
+    assert status == 1
+    assert "no_such_id" in said
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pytest
 import requests
 import yaml
 from accounts import ACCOUNT, World
-from hubs import CLUSTER, FILES_IMAGE
+from hubs import CLUSTER
 from test_zero_to_jupyterhub import theirs
 
 from fgpuspawner.engines.kubernetes.api import Api, run_blocking
@@ -31,7 +31,6 @@ STARTED_WITHIN_S = 120
 OPTIONS = {"fgpu": "1", "cpu": "0.5", "memory_mib": 1024}
 VALUES = ROOT / "images/hub/values.yaml"
 SETTINGS = """
-c.KubernetesFGPUSpawner.files_image = {files!r}
 c.KubernetesFGPUSpawner.lease_image = ""
 c.KubernetesFGPUSpawner.measure_gpus = False
 """
@@ -142,7 +141,6 @@ class Hub:
 def hub(world: World, image: str, proxy: Proxy, tmp_path: Path) -> Iterator[Hub]:
     """A Hub's pod, made as the chart makes it, with the values in images/hub/values.yaml."""
     values = yaml.safe_load(VALUES.read_text())["hub"]
-    own = SETTINGS.format(files=FILES_IMAGE)
     nodes = NODES.format(node=world.cluster.name)
     more = MORE.format(port=HUB_PORT, proxy=proxy.api_url, token=proxy.token)
     chart = theirs(world.cluster, more=more, namespace=world.namespace)
@@ -152,7 +150,7 @@ def hub(world: World, image: str, proxy: Proxy, tmp_path: Path) -> Iterator[Hub]
             chart,
             nodes,
             *values["extraConfig"].values(),
-            own,
+            SETTINGS,
         ]
     )
     body = {"metadata": {"name": "hub"}, "data": {Path(CONFIG).name: program}}

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from accounts import World
 from hubs import SMALL, on
-from kubeapi import ApiError
 from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.config import kube_config
 from labs import KubeLab
@@ -26,6 +25,7 @@ from fgpuspawner.engines.kubernetes.api import Api, run_blocking
 from fgpuspawner.engines.kubernetes.dialects.dra import Dra
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
+from fgpuspawner.engines.kubernetes.files import LABEL
 from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.kubernetes.rights import RIGHTS, Right
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
@@ -121,33 +121,16 @@ async def starts(lost: Lost) -> None:
     await lost.engine.start(lost.spec())
 
 
+async def starts_with_new_files(lost: Lost) -> None:
+    # Other sessions of the namespace may have made those of this Hub.
+    path = f"{lost.lab.world.own}/configmaps"
+    for one in lost.lab.ask("GET", f"{path}?labelSelector={LABEL}")["items"]:
+        lost.lab.ask("DELETE", f"{path}/{one['metadata']['name']}")
+    await lost.engine.start(lost.spec())
+
+
 async def starts_with_a_home(lost: Lost) -> None:
     await lost.engine.start(lost.spec(CLAIM))
-
-
-async def starts_where_homes_are_at_their_quota(lost: Lost) -> None:
-    own = lost.lab.world.own
-    lost.lab.ask("POST", f"{own}/persistentvolumeclaims", body=CLAIM)
-    quota = {"metadata": {"name": "homes"}, "spec": {"hard": {"persistentvolumeclaims": "1"}}}
-    lost.lab.ask("POST", f"{own}/resourcequotas", body=quota)
-    other = {**CLAIM, "metadata": {"name": "other"}}
-
-    def full() -> bool:
-        # What is counted is not yet what requests are held to.
-        try:
-            lost.lab.ask("POST", f"{own}/persistentvolumeclaims", body=other)
-        except ApiError as e:
-            # 409: the last one is on its way out.
-            return e.status == 403
-        lost.lab.ask("DELETE", f"{own}/persistentvolumeclaims/other")
-        return False
-
-    try:
-        until(full, what="the quota is in force")
-        await lost.engine.start(lost.spec(CLAIM))
-    finally:
-        lost.lab.ask("DELETE", f"{own}/resourcequotas/homes")
-        lost.lab.ask("DELETE", f"{own}/persistentvolumeclaims/home")
 
 
 async def deletes_a_home(lost: Lost) -> None:
@@ -210,9 +193,9 @@ CASES: dict[tuple[str, str, bool], Case] = {
     EXEC_CREATE: Case(checks, "the cluster did not run the check of the session's GPU limit", "HTTP 403"),
     ("pods/log", "get", False): Case(reads_its_log, "the cluster does not return the log: "),
     ("secrets", "create", False): Case(starts, "the cluster refuses the session: "),
-    ("persistentvolumeclaims", "get", False): Case(
-        starts_where_homes_are_at_their_quota, "the cluster refuses the session: ", "exceeded quota"
-    ),
+    ("configmaps", "get", False): Case(starts, "the cluster refuses the session: "),
+    ("configmaps", "create", False): Case(starts_with_new_files, "the cluster refuses the session: "),
+    ("persistentvolumeclaims", "get", False): Case(starts_with_a_home, "the cluster refuses the session: "),
     ("persistentvolumeclaims", "create", False): Case(
         starts_with_a_home, "the cluster refuses the session: "
     ),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fgpuspawner.form.advice import HEADROOM_PERCENT, LEAST_RUNS, NEWEST_RUNS, SHARE_MIB, Run, advise
+from fgpuspawner.form.advice import HEADROOM_PERCENT, LEAST_RUNS, NEWEST_RUNS, SHARE_MIB, MeasuredRun, advise
 
 STEPS = st.sampled_from([50, 100, 200, 250, 500])
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[int, int, int, list[Run]]:
+def runs(draw: st.DrawFn) -> tuple[int, int, int, list[MeasuredRun]]:
     """Return a step, a device's MiB and capacity, and runs on it, each with its share."""
     step = draw(STEPS)
     device_mib = draw(st.sampled_from([8192, 16160, 40960, 81920]))
@@ -23,13 +23,13 @@ def runs(draw: st.DrawFn) -> tuple[int, int, int, list[Run]]:
         compute = draw(st.sampled_from([0, max(1, 100 * milli // capacity)]))
         peak = draw(st.integers(0, max(SHARE_MIB, limit) + 300))
         sm = draw(st.none() | st.integers(0, 100))
-        found.append(Run("image", milli, max(SHARE_MIB, limit), peak, compute, sm))
+        found.append(MeasuredRun("image", milli, max(SHARE_MIB, limit), peak, compute, sm))
     return step, device_mib, capacity, found
 
 
 @given(runs(), st.sampled_from([0, 100, 300]))
 def test_advised_amount_covers_every_run_plus_a_fifth(
-    world: tuple[int, int, int, list[Run]], least: int
+    world: tuple[int, int, int, list[MeasuredRun]], least: int
 ) -> None:
     step, device_mib, capacity, found = world
     advice = advise(found, step_milli=step, least_milli=least)
@@ -48,14 +48,14 @@ def test_advised_amount_covers_every_run_plus_a_fifth(
 
 
 @given(runs())
-def test_next_smaller_amount_is_not_enough(world: tuple[int, int, int, list[Run]]) -> None:
+def test_next_smaller_amount_is_not_enough(world: tuple[int, int, int, list[MeasuredRun]]) -> None:
     step, _, _, found = world
     advice = advise(found, step_milli=step)
     if advice is None or advice.enough_milli == step:
         return
     smaller = advice.enough_milli - step
 
-    def is_enough(run: Run) -> bool:
+    def is_enough(run: MeasuredRun) -> bool:
         share_mib = run.limit_mib * smaller // run.fgpu_milli // SHARE_MIB * SHARE_MIB
         computes = run.compute_percent and run.sm_p95_percent is not None
         slower = computes and smaller * run.compute_percent < (run.sm_p95_percent or 0) * run.fgpu_milli

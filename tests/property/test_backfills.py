@@ -11,9 +11,10 @@ from simulator import World, world
 from simulator.world import request
 
 from fgpu_scheduler.core.model import Request, Session, SessionState, Snapshot
+from fgpu_scheduler.core.orders import ORDERS
 from fgpu_scheduler.core.placement import best_fit, free, place
-from fgpu_scheduler.core.planner import Policy, ReserveDecision, StartDecision, plan
-from fgpu_scheduler.core.policies import ORDERS, group_policy
+from fgpu_scheduler.core.planner import Policy, Reservation, StartDecision, plan
+from fgpu_scheduler.core.policies import group_policy
 from fgpu_scheduler.core.reservations import ENDING_S, LAUNCH_S
 
 AMOUNTS = ("0.1", "0.3", "0.5", "0.5", "0.7", "1", "1", "2")
@@ -63,8 +64,8 @@ def history(lab: World, arrivals: list[tuple[int, Request]], policy: Policy, las
                 live[old.id] = replace(
                     old, state=SessionState.PULLING, placement=decision.placement, scheduled_at_s=now_s
                 )
-            elif isinstance(decision, ReserveDecision) and old.promised_at_s is None:
-                live[old.id] = replace(old, promised_at_s=decision.starts_at_s)
+            elif isinstance(decision, Reservation) and old.promised_at_s is None:
+                live[old.id] = replace(old, promised_at_s=decision.until_s)
         ends = {
             s.id: s.scheduled_at_s + lasts
             for s in live.values()
@@ -129,7 +130,7 @@ def test_aged_session_starts_soon_under_constant_arrivals(
     def lasts_s(session: Session) -> int:
         return 600 * (1 + session.id % 4)
 
-    policy = Policy(group_policy(order=order, longest_wait_s=LONGEST_WAIT_S))
+    policy = Policy(group_policy(order=order, usual_wait_s=LONGEST_WAIT_S))
     found = next(s for s in history(lab, stream, policy, lasts_s).sessions if s.id == waiting.id)
     assert found.scheduled_at_s is not None
     assert found.scheduled_at_s <= lab.now_s + LONGEST_WAIT_S + 2400

@@ -14,10 +14,10 @@ from fgpu_scheduler.core.expected_starts import SOON_S
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import EndCause, Placement, Session, SessionState, Snapshot, Usage
-from fgpu_scheduler.core.orders import QueueSnapshot, queue_snapshots
+from fgpu_scheduler.core.orders import ORDERS, QueueSnapshot, queue_snapshots
 from fgpu_scheduler.core.placement import best_fit, free, place
 from fgpu_scheduler.core.planner import plan
-from fgpu_scheduler.core.policies import ORDERS, Policy, group_policy
+from fgpu_scheduler.core.policies import Policy, group_policy
 from fgpu_scheduler.core.reservations import SURE_ENDS
 
 LONGEST_WAIT_S = 3 * 3600
@@ -28,7 +28,7 @@ TYPICAL_S = (1, 600, 3600)
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     """Every order, with aging."""
-    return Policy(group_policy(order=draw(st.sampled_from(sorted(ORDERS))), longest_wait_s=LONGEST_WAIT_S))
+    return Policy(group_policy(order=draw(st.sampled_from(sorted(ORDERS))), usual_wait_s=LONGEST_WAIT_S))
 
 
 @st.composite

@@ -11,10 +11,10 @@ from simulator import World
 from simulator.order_checks import less_liked
 from simulator.world import decided, request, world
 
-from fgpu_scheduler.core.model import Placement, Quota, QuotaScope, Request, Session, SessionState, Snapshot
+from fgpu_scheduler.core.model import Placement, Quota, QuotaScope, Request, Snapshot
 from fgpu_scheduler.core.placement import best_fit, free, place, placements
 from fgpu_scheduler.core.placer import Placer
-from fgpu_scheduler.core.planner import ReserveDecision, plan
+from fgpu_scheduler.core.planner import Reservation, plan
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.core.preemption import victims
 from fgpu_scheduler.core.quota import Ledger
@@ -22,7 +22,7 @@ from fgpu_scheduler.core.reservations import least_missing_place
 from fgpu_scheduler.core.shares import shares_of
 from fgpu_scheduler.core.shortage import shortage
 
-exact = settings(derandomize=True, database=None, deadline=None, max_examples=300)
+exact = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 
 
 def models_of(where: Placement, lab: Snapshot) -> list[str]:
@@ -56,10 +56,7 @@ A_B, B_A = ("A", "B"), ("B", "A")
 
 def asking(lab: World, user: str, fgpu: str, *models: str, priority: int = 0) -> World:
     """Return the world with another pending request, for one of these models."""
-    lab = lab.pending(user, fgpu)
-    last = lab.sessions[-1]
-    asked = replace(last.request, gpu_models=models, priority=priority)
-    return replace(lab, sessions=(*lab.sessions[:-1], replace(last, request=asked)))
+    return lab.pending(user, fgpu).having(user, gpu_models=models, priority=priority)
 
 
 def on(lab: World, user: str, fgpu: str, model: str, time_limit_s: int | None = None) -> World:
@@ -128,18 +125,16 @@ def test_reservation_is_on_the_model_that_is_free_first() -> None:
     for a_s, b_s, kept_on in ((9000, 600, "b"), (600, 9000, "a"), (600, 600, "a")):
         lab = on(on(LAB, "x", "2", "A", a_s), "y", "2", "B", b_s)
         (kept,) = (
-            d
-            for d in plan(asking(lab, "head", "2", *A_B), policy).decisions
-            if isinstance(d, ReserveDecision)
+            d for d in plan(asking(lab, "head", "2", *A_B), policy).decisions if isinstance(d, Reservation)
         )
-        assert kept.node_id == kept_on
+        assert kept.placement.node_id == kept_on
 
 
 def test_reservation_prefers_the_preferred_model_when_equal_capacity_is_missing() -> None:
     lab = on(on(LAB, "x", "2", "A"), "y", "2", "B")
     left = {node.node.id: node for node in free(lab)}
     for models, kept_on in ((A_B, "a"), (B_A, "b")):
-        kept = least_missing_place(asking(lab, "head", "2", *models).sessions[-1], left)
+        kept = least_missing_place(asking(lab, "head", "2", *models).sessions[-1], left, 0)
         assert kept is not None
         assert kept.placement.node_id == kept_on
 
@@ -157,8 +152,7 @@ def test_backfill_beside_a_reservation_uses_the_most_preferred_model() -> None:
 def test_model_over_the_quota_is_skipped() -> None:
     """The same GPU memory is a larger fraction of a smaller GPU, and can be over the quota only there."""
     lab = world(devices=0).node("a", memory_mib=4096, model="A").node("b", memory_mib=8192, model="B")
-    asked = replace(request("u", "0"), gpu_memory_mib=2048, gpu_models=A_B)
-    lab = replace(lab, sessions=(Session(1, asked, SessionState.PENDING, lab.now_s),))
+    lab = lab.pending("u", "0").having("u", gpu_memory_mib=2048, gpu_models=A_B)
     assert in_words(lab) == ["u: GPU-a-0"]
     quota = Quota(QuotaScope.USER, "*", max_fgpu_milli=300)
     assert in_words(replace(lab, quotas=(quota,))) == ["u: GPU-b-0"]

@@ -15,7 +15,16 @@ from fgpu_scheduler.core.admission import MIN_MEMORY_MIB, Caps, admit, amounts_t
 from fgpu_scheduler.core.expected_starts import SOON_S
 from fgpu_scheduler.core.forecast import forecast, outlook
 from fgpu_scheduler.core.lifecycle import HOLDING
-from fgpu_scheduler.core.model import Node, NodeState, Request, Session, SessionState, Snapshot
+from fgpu_scheduler.core.model import (
+    Node,
+    NodeState,
+    Quota,
+    QuotaScope,
+    Request,
+    Session,
+    SessionState,
+    Snapshot,
+)
 from fgpu_scheduler.core.placement import best_fit, claimed, free, place, placements, released, untouched
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.request_forecast import forecast_request, largest_now
@@ -28,30 +37,38 @@ TYPICAL_S = st.sampled_from((1, 600, 3600))
 
 @exact
 @given(worlds())
-def test_a_plan_never_overcommits_and_never_straddles(lab: World) -> None:
-    planned = lab.placed(plan(lab, POLICY))
+def test_a_plan_overcommits_nothing_leaves_no_session_that_fits_and_lets_none_pass(lab: World) -> None:
+    found = plan(lab, POLICY)
+    planned = lab.placed(found)
     before = {s.id: s for s in lab.sessions}
     complaints = [*over_capacity(lab, planned), *wrongly_held(planned), *badly_placed(before, planned)]
     assert [*complaints, *mixed_modes(planned)] == []
+    waiting = [s for s in lab.sessions if s.state is SessionState.PENDING]
+    in_order = sorted(waiting, key=lambda s: (s.request.resource_group, s.id))
+    assert [d.session_id for d in found.decisions] == [s.id for s in in_order]
+    assert plan(planned, POLICY).placed == (), "one pass is enough"
+    placed, stuck = {p.session_id for p in found.placed}, set()
+    for session in waiting:
+        if session.id in placed:
+            assert shape(session.request) not in stuck, "it has passed an earlier request of the same shape"
+        elif not session.held:
+            stuck.add(shape(session.request))
 
 
 @exact
-@given(worlds())
-def test_free_capacity_equals_capacity_minus_each_holder(lab: World) -> None:
+@given(worlds(), requests())
+def test_free_capacity_is_what_holders_leave_and_an_ended_session_returns_its_own(
+    lab: World, asked: Request
+) -> None:
     left = {node.id: untouched(node) for node in lab.nodes}
     for session in lab.sessions:
         where = session.placement
         if session.state in HOLDING and where is not None and where.node_id in left:
             left[where.node_id] = claimed(left[where.node_id], session.request, where)
     assert free(lab) == tuple(left.values())
-
-
-@exact
-@given(worlds())
-def test_plan_has_one_decision_for_each_pending_session_in_order(lab: World) -> None:
-    waiting = [s for s in lab.sessions if s.state is SessionState.PENDING]
-    waiting.sort(key=lambda s: (s.request.resource_group, s.id))
-    assert [d.session_id for d in plan(lab, POLICY).decisions] == [s.id for s in waiting]
+    for node in free(lab):
+        for where, leaves in placements(node, asked):
+            assert released(leaves, asked, where) == node
 
 
 @exact
@@ -62,35 +79,6 @@ def test_plan_does_not_depend_on_input_order(lab: World, rng: object) -> None:
     rng.shuffle(nodes_)  # type: ignore[attr-defined]
     other = Snapshot(lab.now_s, lab.version, tuple(nodes_), tuple(sessions))
     assert plan(other, POLICY) == plan(lab, POLICY)
-
-
-@exact
-@given(worlds())
-def test_planning_again_places_no_further_session(lab: World) -> None:
-    """One pass is enough: no session that it left pending could have been placed."""
-    assert plan(lab.placed(plan(lab, POLICY)), POLICY).placed == ()
-
-
-@exact
-@given(worlds())
-def test_session_is_never_passed_by_a_later_one_of_the_same_shape(lab: World) -> None:
-    placed = {p.session_id: None for p in plan(lab, POLICY).placed}
-    stuck: dict[object, None] = {}
-    for session in lab.sessions:
-        if session.state is not SessionState.PENDING or session.held:
-            continue
-        if session.id in placed:
-            assert shape(session.request) not in stuck
-        else:
-            stuck[shape(session.request)] = None
-
-
-@exact
-@given(worlds(), requests())
-def test_ended_session_returns_its_capacity(lab: World, asked: Request) -> None:
-    for left in free(lab):
-        for where, leaves in placements(left, asked):
-            assert released(leaves, asked, where) == left
 
 
 def expected_end(session: Session, now_s: int, typical_length_s: int) -> int:
@@ -114,10 +102,12 @@ def test_forecast_starts_now_exactly_the_placed_sessions(lab: World) -> None:
 
 
 @exact
-@given(worlds(most=8), requests(), st.integers(1, 4), TYPICAL_S)
+@given(worlds(most=8), requests(), st.integers(1, 4), TYPICAL_S, st.sampled_from((None, 500, 2000, 6000)))
 def test_request_forecast_matches_what_then_happens(
-    lab: World, asked: Request, count: int, typical_length_s: int
+    lab: World, asked: Request, count: int, typical_length_s: int, quota_milli: int | None
 ) -> None:
+    if quota_milli is not None:
+        lab = replace(lab, quotas=(Quota(QuotaScope.USER, "*", max_fgpu_milli=quota_milli),))
     told = forecast_request(asked, count, lab, POLICY, lasting(typical_length_s))
     first = max((s.id for s in lab.sessions), default=0) + 1
     new = [Session(first + n, asked, SessionState.PENDING, lab.now_s) for n in range(count)]

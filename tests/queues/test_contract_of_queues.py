@@ -28,14 +28,17 @@ async def submit(lab: Lab, user: str, **more: str) -> Session:
     return session
 
 
-async def waits(lab: Lab, session_id: int) -> Session:
-    """Return the session once it has a wait reason."""
+async def becomes(lab: Lab, session_id: int, state: S) -> Session:
+    """Return the session once it is in this state, PENDING with a wait reason."""
     async for _ in lab.queue.changes(at_least_every_s=1):
         session = await lab.queue.session(session_id)
-        assert session.state is S.PENDING
-        if session.wait_reason is not None:
+        if session.state is state and (state is not S.PENDING or session.wait_reason is not None):
             return session
     raise AssertionError("the queue tells of nothing any more")
+
+
+async def waits(lab: Lab, session_id: int) -> Session:
+    return await becomes(lab, session_id, S.PENDING)
 
 
 async def places(lab: Lab) -> dict[int, int]:
@@ -195,30 +198,6 @@ async def test_replaced_running_session_keeps_its_share_until_it_is_gone(lab: La
     assert (await lab.queue.placed(new.id)).state is S.SCHEDULED
 
 
-async def test_followers_of_changes_see_each_step(lab: Lab) -> None:
-    seen: list[SessionState] = []
-    runs = asyncio.Event()
-    new = await submit(lab, "alice")
-
-    async def follow() -> None:
-        async for _ in lab.queue.changes(at_least_every_s=60):
-            state = (await lab.queue.session(new.id)).state
-            if state not in seen:
-                seen.append(state)
-            if state is S.RUNNING:
-                runs.set()
-            if state is S.TERMINATED:
-                return
-
-    following = asyncio.create_task(follow())
-    await lab.run(new.id)
-    await runs.wait()
-    with lab.queue.ending(new.id):
-        await lab.queue.end(new.id, EndCause.USER)
-        await lab.clear(new.id)
-    await asyncio.wait_for(following, 30)
-
-
 async def test_nudge_wakes_followers_of_changes(lab: Lab) -> None:
     changes = lab.queue.changes(at_least_every_s=60)
     await anext(changes)
@@ -312,15 +291,6 @@ async def test_nodes_are_the_configured_ones(lab: Lab) -> None:
 
 
 # --- Parking ---
-
-
-async def becomes(lab: Lab, session_id: int, state: S) -> Session:
-    """Return the session once it is in this state."""
-    async for _ in lab.queue.changes(at_least_every_s=1):
-        session = await lab.queue.session(session_id)
-        if session.state is state:
-            return session
-    raise AssertionError("the queue tells of nothing any more")
 
 
 async def test_a_parked_session_gives_its_share_to_others_and_gets_it_back_when_they_end(lab: Lab) -> None:

@@ -12,13 +12,15 @@ from simulator.virtual import VirtualLoop
 
 from fgpu_scheduler.core import reclaim
 from fgpu_scheduler.core.model import EndCause, QuotaScope, ShareMode, WaitReason
-from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS
+from fgpu_scheduler.core.orders import ORDERS
+from fgpu_scheduler.core.scores.workload import LEAST_ASKED
 
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join((str(ROOT / "scheduler"), str(Path(__file__).parent)))
 EVENTS = 120
 SEEDS = range(6)
 FILE_SEEDS = range(105, 107)
+LARGE_SEEDS = range(500, 502)
 SLOW_SEEDS = range(1000, 1100)
 SLOW_FILE_SEEDS = range(2000, 2020)
 
@@ -27,8 +29,7 @@ WAITS_FOR = [f"waits {reason}" for reason in WaitReason]
 ENDS_BY = [f"ends {cause}" for cause in EndCause]
 WARNED_OF = [f"warned {cause}" for cause in reclaim.CAUSES]
 CHOSEN = [
-    *(f"order {order.__name__}" for order in ORDERS.values()),
-    *(f"placement {name}" for name in PLACEMENTS),
+    *(f"order {row.order.__name__}" for row in ORDERS.values()),
     *(f"strict {strict}" for strict in (True, False)),
 ]
 ASKED = [
@@ -67,6 +68,12 @@ def test_all_sessions_run_after_a_cluster_stops_refusing_placements():
     refused = sum(number for r in reports for what, number in r.met if what == "waits CLUSTER")
     assert refused > 5 * len(reports)
     assert sum(r.ran for r in reports) > 3 * len(reports)
+
+
+def test_plans_from_what_earlier_plans_left_equal_fresh_ones_on_many_nodes():
+    """The simulator compares each plan with a fresh one; with many nodes and requests planning keeps more."""
+    for seed in LARGE_SEEDS:
+        assert simulate(seed, 2 * EVENTS, nodes=30).submitted > LEAST_ASKED
 
 
 def test_lost_database_answers_lose_no_session():

@@ -14,7 +14,6 @@ from fgpu_scheduler.core.model import EndCause, SessionState
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.ports import Seen
-from fgpu_scheduler.queue import SessionEnded
 from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
 from fgpu_scheduler.store.store import Store
 
@@ -126,28 +125,4 @@ def test_session_placed_just_before_its_timeout_is_not_cancelled():
     store.places = True
     loop.run(queue._deadlines_passed())
     assert store.session(session.id).state is S.SCHEDULED
-    store.close()
-
-
-def test_resumed_requests_are_placed_in_queue_order():
-    loop, store = Loop(), opened(Store("sqlite://"))
-    first, second = (store.submit([request(user)], now_s=NOW_S)[0].id for user in ("a", "b"))
-    queue = scheduler(store)
-    loop.run(queue.start(NODES))
-    assert [store.session(i).state for i in (first, second)] == [S.PENDING, S.PENDING]
-    loop.run(queue.placed(second))
-    loop.run(queue.placed(first))
-    assert [store.session(i).state for i in (first, second)] == [S.SCHEDULED, S.PENDING]
-    loop.kill()
-    store.close()
-
-
-def test_waiting_spawn_learns_of_its_end_at_once():
-    loop, store = Loop(), opened(Store("sqlite://"))
-    queue = scheduler(store)
-    (session,) = store.submit([request()], now_s=NOW_S)
-    waits = loop.run(queue.placed(session.id))
-    assert not waits.done()
-    loop.run(queue.end(session.id, EndCause.USER))
-    assert isinstance(waits.exception(), SessionEnded)
     store.close()

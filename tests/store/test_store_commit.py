@@ -18,7 +18,7 @@ from fgpu_scheduler.core.model import (
     Share,
     WaitReason,
 )
-from fgpu_scheduler.core.planner import Plan, Policy, ReserveDecision, StartDecision, WaitDecision, plan
+from fgpu_scheduler.core.planner import Plan, Policy, Reservation, StartDecision, WaitDecision, plan
 from fgpu_scheduler.errors import StaleVersion
 from fgpu_scheduler.store.store import Store
 
@@ -51,24 +51,6 @@ def test_whole_devices_keep_their_order_in_the_placement(store: Store) -> None:
     assert store.session(session.id) == placed[0]
 
 
-def test_a_plan_that_changes_nothing_writes_nothing(store: Store) -> None:
-    store.set_nodes([node(devices=1)], now_s=0)
-    store.submit([ask(fgpu_milli=2000)], now_s=1)
-    schedule(store)
-    before, log = store.version(), store.last_event_id()
-    assert schedule(store) == ()
-    assert store.commit(Plan(store.version(), ()), now_s=2) == ()
-    assert (store.version(), store.last_event_id()) == (before, log)
-
-
-def test_a_stale_plan_is_refused(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    store.submit([ask("alice")], now_s=1)
-    decided = plan(store.snapshot(1), Policy())
-    store.submit([ask("bob")], now_s=2)
-    assert_refused(store, decided)
-
-
 def test_only_one_of_two_stores_commits_on_a_version(url: str) -> None:
     with opened(url) as one, opened(url) as other:
         one.set_nodes([node(devices=1)], now_s=0)
@@ -78,53 +60,32 @@ def test_only_one_of_two_stores_commits_on_a_version(url: str) -> None:
         assert_refused(one, plans[0])
 
 
-def test_overcommitting_plan_of_the_current_version_is_refused_whole(store: Store) -> None:
-    store.set_nodes([node(devices=2)], now_s=0)
-    run(store, ask("before", fgpu_milli=600))
+def test_plan_of_the_current_version_that_does_not_fit_is_refused_whole(store: Store) -> None:
+    """Tests of the fit check (tests/unit/scheduler) hold what fits; these are one plan for each kind of refusal."""
+    store.set_nodes([node(devices=2), node("n2", cpu_milli=500), node("n3")], now_s=0)
+    store.set_node_state("n3", NodeState.CORDONED, now_s=0)
+    running = run(store, ask("before", fgpu_milli=600))
     first, second = store.submit([ask("alice"), ask("bob")], now_s=1)
-    taken = store.snapshot(0).sessions[0].placement
-    assert taken is not None
-    full = next(d for d in store.snapshot(0).nodes[0].devices if d.uuid == taken.shares[0].device_uuid)
-    free = next(d for d in store.snapshot(0).nodes[0].devices if d != full)
-    assert_refused(store, placing(store, first.id, on=[full]))
+    assert running.placement is not None
+    full, free = device(0), device(1)
+    assert running.placement.shares[0].device_uuid == full.uuid
     fits = placing(store, first.id, on=[free])
-    assert_refused(
-        store, replace(fits, decisions=(*fits.decisions, *placing(store, second.id, on=[full]).decisions))
-    )
+    for wrong in (
+        placing(store, first.id, on=[full]),
+        replace(fits, decisions=(*fits.decisions, *placing(store, second.id, on=[full]).decisions)),
+        placing(store, first.id, on=[device(0, node_id="n2")]),
+        placing(store, first.id, on=[device(0, node_id="n3")]),
+        placing(store, first.id, on=[device(0, node_id="n9")]),
+        placing(store, first.id, on=[device(9)]),
+        placing(store, 999, on=[free]),
+        placing(store, running.id, on=[free]),
+        placing(store, first.id, first.id, on=[free]),
+        placing(store, first.id, on=[free], fgpu_milli=400),
+        placing(store, first.id, on=[device(0, node_id="n1"), free], fgpu_milli=500),
+        Plan(store.version(), (WaitDecision(running.id, WaitReason.QUOTA),)),
+    ):
+        assert_refused(store, wrong)
     assert len(store.commit(fits, now_s=2)) == 1
-
-
-def test_commit_checks_cpu_and_memory_of_the_node(store: Store) -> None:
-    store.set_nodes([node(devices=8, cpu_milli=1500)], now_s=0)
-    run(store, ask("alice"))
-    waiting = store.submit([ask("bob")], now_s=1)[0]
-    assert_refused(store, placing(store, waiting.id, on=[device(5)]))
-
-
-def test_commit_refuses_a_node_that_takes_no_sessions(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    waiting = store.submit([ask()], now_s=1)[0]
-    store.set_node_state("n1", NodeState.CORDONED, now_s=1)
-    assert_refused(store, placing(store, waiting.id, on=[device(0)]))
-
-
-def test_plan_with_an_unknown_node_device_or_session_is_refused(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    waiting = store.submit([ask("alice")], now_s=1)[0]
-    running = run(store, ask("bob"))
-    assert_refused(store, placing(store, waiting.id, on=[device(0, node_id="n9")]))
-    assert_refused(store, placing(store, waiting.id, on=[device(9)]))
-    assert_refused(store, placing(store, 999, on=[device(0)]))
-    assert_refused(store, placing(store, running.id, on=[device(0)]))
-    assert_refused(store, placing(store, waiting.id, waiting.id, on=[device(1)]))
-    assert_refused(store, Plan(store.version(), (WaitDecision(running.id, WaitReason.QUOTA),)))
-
-
-def test_placement_that_differs_from_the_request_is_refused(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    waiting = store.submit([ask(fgpu_milli=500)], now_s=1)[0]
-    assert_refused(store, placing(store, waiting.id, on=[device(0)], fgpu_milli=400))
-    assert_refused(store, placing(store, waiting.id, on=[device(0), device(1)], fgpu_milli=500))
 
 
 def test_wait_reason_is_written_only_when_it_changes(store: Store) -> None:
@@ -145,7 +106,7 @@ def test_first_reserved_start_becomes_the_promise(
     session = store.submit([ask(fgpu_milli=2000)], now_s=1)[0]
 
     def reserve(starts_at_s: int | None) -> Session:
-        decision = ReserveDecision(session.id, starts_at_s, "n1", ("GPU-n1-0", "GPU-n1-1"))
+        decision = Reservation(session.id, Placement("n1", ()), 2, starts_at_s)
         assert store.commit(Plan(store.version(), (decision,)), now_s=2) == ()
         found = store.session(session.id)
         assert found is not None

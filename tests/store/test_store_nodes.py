@@ -26,23 +26,15 @@ def test_nodes_are_sorted_by_id_and_devices_by_index(store: Store) -> None:
     assert notes(store) == ["B: added", "a: added"]
 
 
-def test_changed_nodes_and_devices_are_stored(store: Store) -> None:
-    store.set_nodes([node(devices=1)], now_s=1)
-    changed = node(devices=2, cpu_milli=500)
-    store.set_nodes([changed], now_s=2)
-    assert store.snapshot(3).nodes == (changed,)
-    assert notes(store) == ["n1: added", "n1: changed"]
-    bigger = replace(changed, devices=(replace(changed.devices[0], capacity_milli=4000), changed.devices[1]))
-    store.set_nodes([bigger], now_s=3)
-    assert store.snapshot(3).nodes == (bigger,)
-
-
-def test_node_that_is_no_longer_configured_is_deleted(store: Store) -> None:
-    store.set_nodes([node("n1"), node("n2")], now_s=1)
+def test_configured_nodes_and_devices_are_stored_and_others_deleted(store: Store) -> None:
+    store.set_nodes([node(devices=1), node("n2")], now_s=1)
     end(store, run(store, ask()).id)
-    store.set_nodes([node("n2")], now_s=2)
-    assert store.snapshot(3).nodes == (node("n2"),)
-    assert notes(store)[-1] == "n1: removed"
+    more = node(devices=2, cpu_milli=500)
+    bigger = replace(more, devices=(replace(more.devices[0], capacity_milli=4000), more.devices[1]))
+    for now_s, nodes in ((2, (more, node("n2"))), (3, (bigger, node("n2"))), (4, (node("n2"),))):
+        store.set_nodes(nodes, now_s=now_s)
+        assert store.snapshot(now_s).nodes == nodes
+    assert notes(store) == ["n1: added", "n2: added", "n1: changed", "n1: changed", "n1: removed"]
 
 
 def test_removed_node_stays_lost_while_sessions_hold_it(store: Store) -> None:

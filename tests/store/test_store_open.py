@@ -6,7 +6,9 @@ import re
 import shutil
 import socket
 import sqlite3
-from contextlib import ExitStack
+import threading
+import traceback
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from fgpu_scheduler.store import migrations
 from fgpu_scheduler.store.database import one_line
 from fgpu_scheduler.store.migrations import VERSION_TABLE, schema_revision
 from fgpu_scheduler.store.schema import metadata
+from fgpu_scheduler.store.setups import Setups
 from fgpu_scheduler.store.store import Store
 
 PASSWORD = "swordfish"
@@ -38,7 +41,7 @@ def refused(url: str, *, readonly: bool = False) -> str:
 LATER = """
 import sqlalchemy as sa
 from alembic import op
-revision, down_revision = "2099.01", "2026.11.28.2"
+revision, down_revision = "2099.01", "2026.11.28.4"
 def upgrade():
     op.add_column("fgpu_nodes", sa.Column("rack", sa.Text))
 """
@@ -182,18 +185,32 @@ def test_a_url_that_cannot_be_used_is_refused_without_the_password(url: str) -> 
     assert "\n" not in str(raised.value)
 
 
-def test_unwritable_folder_gives_a_one_line_error(tmp_path: Path) -> None:
-    # Even root cannot create files in /proc.
-    assert (
-        refused("sqlite:////proc/fgpu.sqlite") == "sqlite:////proc/fgpu.sqlite: unable to open database file"
-    )
-    assert "unable to open database file" in refused(f"sqlite:///{tmp_path}/missing/fgpu.sqlite")
-    assert "unable to open database file" in refused(f"sqlite:///{tmp_path}")
-
-
-def test_file_that_is_no_database_gives_a_one_line_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        # Even root cannot create files in /proc.
+        ("/proc/fgpu.sqlite", "sqlite:////proc/fgpu.sqlite: unable to open database file"),
+        ("{folder}/missing/fgpu.sqlite", "unable to open database file"),
+        ("{folder}", "unable to open database file"),
+        ("{folder}/notes.txt", "file is not a database"),
+    ],
+)
+def test_file_that_cannot_be_used_gives_a_one_line_error(tmp_path: Path, path: str, words: str) -> None:
     (tmp_path / "notes.txt").write_text("These are notes. " * 100)
-    assert "file is not a database" in refused(f"sqlite:///{tmp_path}/notes.txt")
+    assert words in refused(f"sqlite:///{path.format(folder=tmp_path)}")
+
+
+def test_new_database_is_opened_once_another_process_lets_go_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "fgpu.sqlite"
+    # Not yet a write-ahead log, and SQLite does not wait for the other one's end before it becomes one.
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("PRAGMA user_version = 1")
+        other.execute("BEGIN IMMEDIATE")
+        asked = threading.Timer(0.3, other.execute, ["COMMIT"])
+        asked.start()
+        with opened(f"sqlite:///{path}") as store:
+            assert store.version() == 1
+        asked.join()
 
 
 def test_locked_database_gives_a_one_line_error(tmp_path: Path) -> None:
@@ -210,6 +227,18 @@ def test_locked_database_gives_a_one_line_error(tmp_path: Path) -> None:
         other.execute("ROLLBACK")
         other.close()
         assert store.submit([ask()], now_s=1)
+
+
+def test_error_of_a_write_does_not_repeat_its_values(tmp_path: Path) -> None:
+    path, secret = tmp_path / "fgpu.sqlite", "".join(("s3", "cret"))
+    with opened(f"sqlite:///{path}") as store:
+        other = sqlite3.connect(path)
+        other.execute("CREATE TRIGGER t BEFORE INSERT ON fgpu_setups BEGIN SELECT RAISE(ABORT, 'full'); END")
+        other.close()
+        with pytest.raises((StoreUnavailable, DBAPIError)) as raised:
+            Setups(store).put("alice", {"WANDB_API_KEY": secret}, secret, now_s=1)
+    assert "full" in (trace := "".join(traceback.format_exception(raised.value)))
+    assert secret not in trace
 
 
 def test_exhausted_connection_pool_gives_a_one_line_error(url: str) -> None:

@@ -29,16 +29,6 @@ def test_submission_with_two_requests_for_one_server_is_refused(store: Store) ->
     assert store.snapshot(1).sessions == ()
 
 
-def test_server_can_be_requested_while_its_last_session_terminates(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    old = run(store, ask())
-    store.move(old.id, S.TERMINATING, now_s=1, cause=EndCause.USER)
-    assert store.serving("alice", "") is None
-    new = store.submit([ask()], now_s=2)[0]
-    assert store.serving("alice", "") == new
-    assert [s.state for s in store.snapshot(3).sessions] == [S.TERMINATING, S.PENDING]
-
-
 def test_ended_session_is_not_ended_again_by_a_replacement(store: Store) -> None:
     old = store.submit([ask("alice")], now_s=1)[0]
     ended = store.move(old.id, S.CANCELLED, now_s=2, cause=EndCause.USER, message="cancelled")

@@ -6,7 +6,7 @@ import pytest
 from store_worlds import S, ask, node, run
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session
-from fgpu_scheduler.core.reclaim import End, Warn, WithdrawWarning
+from fgpu_scheduler.core.reclaim import FOR_GOOD_S, End, Warn, WithdrawWarning
 from fgpu_scheduler.errors import StaleVersion
 from fgpu_scheduler.store.store import Store
 
@@ -74,6 +74,25 @@ def test_keep_running_withdraws_an_idle_warning(store: Store) -> None:
     assert store.keep(session.id, 800, now_s=21).kept_until_s == 900
     assert store.version() == version
     assert store.keep(session.id, 1000, now_s=21).kept_until_s == 1000
+    assert store.keep(session.id, FOR_GOOD_S, now_s=22).kept_until_s == FOR_GOOD_S
+    assert store.keep(session.id, 1000, now_s=22).kept_until_s == FOR_GOOD_S
+    assert store.keep(session.id, None, now_s=23).kept_until_s == 23
+    assert store.keep(session.id, None, now_s=24).kept_until_s == 23
+
+
+def test_keep_running_counts_after_a_choice_that_no_longer_does(store: Store) -> None:
+    """A session that its owner had never parked, and then parked."""
+    session = warned(store)
+    store.keep(session.id, FOR_GOOD_S, now_s=20)
+    store.reclaim([Warn(session.id, IDLE, 100)], store.version(), now_s=21)
+    assert store.keep(session.id, 900, now_s=22).kept_until_s == 900
+
+
+def test_a_session_that_is_queued_again_is_still_never_parked(store: Store) -> None:
+    session = warned(store, PREEMPTED)
+    store.keep(session.id, FOR_GOOD_S, now_s=20)
+    (_, again) = store.reclaim([End(session.id, PREEMPTED, "why", requeue=True)], store.version(), now_s=100)
+    assert store.session(again.id).kept_until_s == FOR_GOOD_S
 
 
 @pytest.mark.parametrize("cause", [PREEMPTED, LIMIT])

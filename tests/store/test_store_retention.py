@@ -19,6 +19,7 @@ from fgpu_scheduler.store.history import History, Meters
 from fgpu_scheduler.store.retention import BATCH, KEPT_EVENTS, TYPICAL_RUNS, Retention
 from fgpu_scheduler.store.rows import life_values, request_values, share_values
 from fgpu_scheduler.store.schema import events, meters, sessions, shares
+from fgpu_scheduler.store.setups import KEPT_SETUPS, LOGS_KEPT_S, Setups
 from fgpu_scheduler.store.store import Store
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.hub.retention import DAY_S, begin_retention, forget
@@ -72,7 +73,7 @@ def forget_all(store: Store, *, days: int = 365) -> tuple[int, int]:
 
 def test_old_sessions_are_deleted_in_batches_between_which_others_write(store: Store) -> None:
     store.set_nodes([node()], now_s=NOW_S)
-    ended_long_ago(store, 10_000)
+    ended_long_ago(store, 6000)
     retention = Retention(store)
     forgotten, steps, version = 0, 0, store.version()
     while some := retention.delete_old_sessions(NOW_S - YEAR_S, now_s=NOW_S):
@@ -80,9 +81,9 @@ def test_old_sessions_are_deleted_in_batches_between_which_others_write(store: S
         forgotten, steps = forgotten + some, steps + 1
         if steps % 10 == 0:
             store.submit([ask("bob", f"s{steps}")], now_s=NOW_S)
-            if forgotten <= 10_000 - 2 * NEWEST:
+            if forgotten <= 6000 - 2 * NEWEST:
                 assert store.version() == version + steps // 10, "of those nobody makes a plan"
-    assert forgotten == 10_000 - TYPICAL_RUNS
+    assert forgotten == 6000 - TYPICAL_RUNS
     assert steps == -(-forgotten // BATCH)
     assert counts(store) == [TYPICAL_RUNS + steps // 10, TYPICAL_RUNS, TYPICAL_RUNS]
     assert len(store.snapshot(NOW_S).sessions) == steps // 10
@@ -91,7 +92,7 @@ def test_old_sessions_are_deleted_in_batches_between_which_others_write(store: S
         assert some <= BATCH
         gone += some
     # Submitting and deleting made newer events.
-    assert 10_000 - KEPT_EVENTS < gone <= 10_000
+    assert 6000 - KEPT_EVENTS < gone <= 6000
     # One more: the young event of the node.
     assert len(store.events(limit=10**6)) == KEPT_EVENTS + 1
 
@@ -140,6 +141,18 @@ def test_usage_survives_deletion_and_ids_are_not_reused(store: Store) -> None:
     assert store.session(session.id) is None
     assert store.snapshot(NOW_S).usage == used
     assert store.submit([ask("bob")], now_s=NOW_S)[0].id > last
+
+
+def test_setup_is_kept_while_the_log_of_its_session_can_be_read(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    setups = Setups(store)
+    own = setups.put("alice", {"KEY": "value"}, "", now_s=0)
+    end(store, run(store, replace(ask("alice"), setup=own)).id, now_s=10)
+    for number in range(KEPT_SETUPS + 1):
+        setups.put("alice", {"N": str(number)}, "", now_s=LOGS_KEPT_S + 9)
+    assert setups.get(own, "alice") is not None
+    setups.put("alice", {"KEY": "other"}, "", now_s=LOGS_KEPT_S + 10)
+    assert setups.get(own, "alice") is None
 
 
 def test_newest_session_is_never_deleted(store: Store) -> None:

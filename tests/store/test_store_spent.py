@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from store_worlds import ask, end, node, run
 
+from fgpu_scheduler.core.model import EndCause, SessionState
 from fgpu_scheduler.core.records import SessionMeasurements
 from fgpu_scheduler.store import history
-from fgpu_scheduler.store.history import Meters, spent_between
+from fgpu_scheduler.store.history import History, Meters, spent_between
 from fgpu_scheduler.store.store import Store
 
 
@@ -60,3 +61,24 @@ def test_each_session_has_its_own_shares_across_read_batches(
     for at_s, milli in enumerate(amounts):
         end(store, run(store, ask(fgpu_milli=milli), now_s=at_s).id, now_s=at_s + 1)
     assert [one.fgpu_milli for one in spent_between(store, 0, 100)] == list(amounts)
+
+
+def test_waits_without_a_start_are_listed_until_they_ended(store: Store) -> None:
+    store.set_nodes([node("n1", devices=1)], now_s=0)
+    past = History(store)
+    assert past.begins_at_s() is None
+    over = run(store, ask("bob", fgpu_milli=1000), now_s=150)
+    waiting, cancelled, early = (
+        store.submit([ask("carol", name, fgpu_milli=2000)], now_s=at_s)[0]
+        for name, at_s in (("a", 160), ("b", 170), ("c", 151))
+    )
+    store.move(early.id, SessionState.CANCELLED, now_s=155, cause=EndCause.USER)
+    store.move(cancelled.id, SessionState.CANCELLED, now_s=300, cause=EndCause.USER)
+    assert past.begins_at_s() == 150
+    assert sorted(past.waits_without_start(200)) == [(160, None), (170, 300)]
+    Meters(store).save([SessionMeasurements(over.id, 200, 1, 1, counts='{"sm": {}}')])
+    assert past.counts_since(10_000) == {over.id: '{"sm": {}}'}
+    end(store, over.id, now_s=400)
+    assert past.counts_since(400) == {}
+    assert past.waits_without_start(300) == ((160, None),)
+    assert waiting.state is SessionState.PENDING

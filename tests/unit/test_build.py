@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,6 @@ BUILT = {
     "libfgpu.so",
     "probe",
     "probe-static",
-    "put-files",
     "simulated/libcuda.so.1",
     "simulated/libnvidia-ml.so.1",
 }
@@ -148,3 +148,16 @@ def test_the_proxys_packages_are_pinned_by_their_digests_and_no_address_is_named
     assert [path for path, own in packages.items() if not own["integrity"].startswith("sha512-")] == []
     assert "://" not in text
     assert '"resolved"' not in text
+
+
+def test_files_that_did_not_change_stay_the_same_files(tmp_path: Path) -> None:
+    put = runpy.run_path(str(ROOT / "scripts/build_isolation.py"))["put_commands"]
+    put(tmp_path)
+    (tmp_path / "commands/fgpu-verify").write_text("an older version")
+    before = {path.name: path.stat().st_ino for path in (tmp_path / "commands").iterdir()}
+    put(tmp_path)
+    after = {path.name: path.stat().st_ino for path in (tmp_path / "commands").iterdir()}
+    assert {name for name in after if after[name] != before[name]} == {"fgpu-verify"}
+    assert (tmp_path / "commands/fgpu-verify").read_bytes() == (
+        ROOT / "labextension/jupyterlab_fgpu/verify.py"
+    ).read_bytes()

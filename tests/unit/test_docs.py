@@ -78,23 +78,21 @@ def test_every_state_with_its_changes_and_its_mover_is_in_the_life_cycle() -> No
 @pytest.mark.parametrize(
     ("kind", "sentences"), [(WaitReason, generator.WAIT_REASONS), (EndCause, generator.END_CAUSES)]
 )
-def test_every_reason_and_cause_has_a_sentence(
+def test_every_reason_and_cause_has_a_sentence_and_is_given_by_the_code(
     kind: type[WaitReason] | type[EndCause], sentences: dict[str, str]
 ) -> None:
     text = (DOCS / "lifecycle.md").read_text(encoding="utf-8")
+    code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
     assert set(sentences) == set(kind)
     for member in kind:
         assert f"| {member} | {sentences[member]} |" in text
-
-
-def test_there_is_no_reason_or_cause_that_the_code_never_gives() -> None:
-    code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
-    for kind in (WaitReason, EndCause):
-        assert [m.name for m in kind if f"{kind.__name__}.{m.name}" not in code] == []
+        assert f"{kind.__name__}.{member.name}" in code
 
 
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.__name__)
-def test_every_setting_is_documented_with_its_help_and_default(owner: type[HasTraits]) -> None:
+def test_every_setting_is_documented_with_its_help_default_and_an_example_that_sets_it(
+    owner: type[HasTraits],
+) -> None:
     text = (DOCS / "settings.md").read_text(encoding="utf-8")
     ours = {
         n
@@ -102,23 +100,13 @@ def test_every_setting_is_documented_with_its_help_and_default(owner: type[HasTr
         if t.this_class.__module__.startswith("fgpuspawner.")
     }
     assert generator.own_traits(owner).keys() == ours
-    for name in generator.own_traits(owner):
+    for name, trait in generator.own_traits(owner).items():
+        example = str(trait.metadata.get("help", "")).partition("Example")[2]
+        assert f"c.{owner.__name__}.{name} = " in example, name
         section = text.partition(f"### {owner.__name__}.{name}\n")[2].partition("\n### ")[0]
         default, _, said = section.strip().partition("\n")
         assert default == f"Default: `{generator.shown_default(owner, name)}`"
         assert said.strip(), f"{owner.__name__}.{name} has no help"
-
-
-@pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.__name__)
-def test_every_setting_has_an_example_that_sets_it(owner: type[HasTraits]) -> None:
-    without = []
-    for name, trait in generator.own_traits(owner).items():
-        said = str(trait.metadata.get("help", ""))
-        if "Example" not in said:
-            without.append(f"{owner.__name__}.{name}")
-        else:
-            assert f"c.{owner.__name__}.{name} = " in said.partition("Example")[2]
-    assert not without
 
 
 def test_every_relative_link_leads_to_a_file_and_a_heading() -> None:
@@ -129,6 +117,12 @@ def test_every_relative_link_leads_to_a_file_and_a_heading() -> None:
         if not path.exists() or (anchor and anchor not in anchors(path)):
             broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
+
+
+def test_every_test_and_bench_that_a_page_names_is_there() -> None:
+    named = {name for page in PAGES for name in re.findall(r"`((?:tests|bench)/[\w/.-]+)`", page.read_text())}
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
@@ -151,11 +145,6 @@ def test_every_decision_has_a_number_of_its_own() -> None:
         assert "## Why" in text
 
 
-def test_no_line_is_left_to_be_written() -> None:
-    for page in PAGES:
-        assert not re.search(r"\b(TODO|TBD|FIXME|XXX)\b", page.read_text(encoding="utf-8")), page
-
-
 def test_the_readme_tells_what_make_run_takes() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -165,6 +154,8 @@ def test_the_readme_tells_what_make_run_takes() -> None:
         assert f"`{name}`" in text
 
 
-def test_the_first_heading_names_the_page() -> None:
+def test_page_begins_with_its_heading_and_has_no_line_to_be_written() -> None:
     for page in PAGES:
-        assert page.read_text(encoding="utf-8").startswith("# "), page
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith("# "), page
+        assert not re.search(r"\b(TODO|TBD|FIXME|XXX)\b", text), page

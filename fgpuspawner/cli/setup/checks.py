@@ -34,14 +34,14 @@ def program(name: str, *folders: Path) -> Path | None:
     return Path(found).absolute() if found else None
 
 
-class Finding(NamedTuple):
+class CheckLine(NamedTuple):
     """One line of the checks."""
 
     level: str
     words: str
 
 
-def look(machine: Machine, answers: Answers, programs: Programs, *, again: bool) -> list[Finding]:
+def look(machine: Machine, answers: Answers, programs: Programs, *, again: bool) -> list[CheckLine]:
     """Return the findings about a machine before its setup; ``again``: an earlier setup runs, and has its ports."""
     found = [_systemd(machine), _proxy(programs), *_places(machine, programs)]
     if answers.tls != "none":
@@ -51,35 +51,36 @@ def look(machine: Machine, answers: Answers, programs: Programs, *, again: bool)
     if answers.runtime == "docker" and machine.is_real:
         found.append(_docker(machine))
     if answers.login == "pam" and machine.is_real and machine.number("shadow", of="group") is None:
-        found.append(Finding(FAIL, "there is no group shadow to check passwords with; use --login password"))
+        found.append(
+            CheckLine(FAIL, "there is no group shadow to check passwords with; use --login password")
+        )
     return found
 
 
-def _systemd(machine: Machine) -> Finding:
+def _systemd(machine: Machine) -> CheckLine:
     if program("systemctl") is None or program("systemd-sysusers") is None:
-        return Finding(FAIL, "there is no systemd: set the Hub up by hand (docs/operations.md)")
+        return CheckLine(FAIL, "there is no systemd: set the Hub up by hand (docs/operations.md)")
     if machine.is_real and not Path("/run/systemd/system").is_dir():
-        return Finding(
+        return CheckLine(
             FAIL, "systemd does not run here: use a machine with it, or --root FOLDER to see the files"
         )
     if machine.is_real and os.geteuid() != 0:
-        return Finding(FAIL, "you are not root: run it with sudo, or with --dry-run")
-    return Finding(OK, "systemd")
+        return CheckLine(FAIL, "you are not root: run it with sudo, or with --dry-run")
+    return CheckLine(OK, "systemd")
 
 
-def _proxy(programs: Programs) -> Finding:
+def _proxy(programs: Programs) -> CheckLine:
     if not programs.proxy:
-        return Finding(FAIL, "there is no configurable-http-proxy: npm install -g configurable-http-proxy")
+        return CheckLine(FAIL, "there is no configurable-http-proxy: npm install -g configurable-http-proxy")
     node = program("node", *map(Path, programs.proxy_path.split(os.pathsep))) or "node"
     said = Machine(Path("/")).tried(node, "--version").stdout.strip()
     version = re.match(r"v(\d+)\.", said)
     if version is None or int(version[1]) < NODE:
-        return Finding(FAIL, f"Node is {said or 'not there'}: the proxy needs {NODE} or newer")
-    return Finding(OK, f"{programs.proxy}, Node {said}")
+        return CheckLine(FAIL, f"Node is {said or 'not there'}: the proxy needs {NODE} or newer")
+    return CheckLine(OK, f"{programs.proxy}, Node {said}")
 
 
-def _places(machine: Machine, programs: Programs) -> list[Finding]:
-    """Return whether the units' users can reach the programs that they start."""
+def _places(machine: Machine, programs: Programs) -> list[CheckLine]:
     wrong = []
     for path in dict.fromkeys((programs.folder, str(Path(programs.proxy or "/").parent), sys.base_prefix)):
         hidden = next((h for h in HIDDEN if Path(path).is_relative_to(h)), None)
@@ -87,45 +88,45 @@ def _places(machine: Machine, programs: Programs) -> list[Finding]:
         if hidden or closed:
             why = f"in {hidden}, which the units do not see" if hidden else f"closed to others by {closed}"
             level = FAIL if machine.is_real else WARN
-            wrong.append(Finding(level, f"{path} is {why}: install into /opt, such as /opt/fgpu"))
-    return wrong or [Finding(OK, programs.folder)]
+            wrong.append(CheckLine(level, f"{path} is {why}: install into /opt, such as /opt/fgpu"))
+    return wrong or [CheckLine(OK, programs.folder)]
 
 
-def _name(answers: Answers) -> list[Finding]:
-    found = [Finding(OK, f"{answers.host} has an address")]
+def _name(answers: Answers) -> list[CheckLine]:
+    found = [CheckLine(OK, f"{answers.host} has an address")]
     try:
         socket.getaddrinfo(answers.host, None)
     except OSError:
-        found = [Finding(WARN, f"{answers.host} has no address here: browsers have to find it")]
+        found = [CheckLine(WARN, f"{answers.host} has no address here: browsers have to find it")]
     if answers.cert:
         why = wrong_certificate(answers.cert, answers.key)
-        found.append(Finding(FAIL if why else OK, why or "certificate and key belong together"))
+        found.append(CheckLine(FAIL if why else OK, why or "certificate and key belong together"))
     return found
 
 
-def _ports(answers: Answers) -> list[Finding]:
+def _ports(answers: Answers) -> list[CheckLine]:
     taken = [
-        Finding(FAIL, f"port {port} is used by another program: end it, or use --port or --ports")
+        CheckLine(FAIL, f"port {port} is used by another program: end it, or use --port or --ports")
         for port in (answers.public_port, answers.ports[0])
         if is_taken("127.0.0.1", port)
     ]
-    return taken or [Finding(OK, f"port {answers.public_port} is free")]
+    return taken or [CheckLine(OK, f"port {answers.public_port} is free")]
 
 
-def _docker(machine: Machine) -> Finding:
+def _docker(machine: Machine) -> CheckLine:
     done = machine.tried("docker", "version", "--format", "{{.Server.Version}}")
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no words"])[-1]
         words = f"Docker does not answer: {said}; install docker.io or docker-ce, or use --runtime local"
-        return Finding(FAIL, words)
+        return CheckLine(FAIL, words)
     if machine.number("docker", of="group") is None:
-        return Finding(FAIL, "there is no group docker for the Hub: groupadd --system docker")
-    return Finding(OK, f"Docker {done.stdout.strip()}")
+        return CheckLine(FAIL, "there is no group docker for the Hub: groupadd --system docker")
+    return CheckLine(OK, f"Docker {done.stdout.strip()}")
 
 
 def of_the_configuration(
     machine: Machine, answers: Answers, text: str, secrets: dict[str, str]
-) -> list[Finding]:
+) -> list[CheckLine]:
     """Return what `fgpu check` says of the configuration, before it is written where the Hub finds it.
 
     The check runs as the Hub's user, or as `NOBODY` before that user exists.
@@ -154,9 +155,9 @@ def of_the_configuration(
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     if done.returncode:
         wrong = [line.removeprefix("FAIL: ") for line in lines[1:] if line.startswith("FAIL: ")] or lines
-        return [Finding(FAIL, f"fgpu check: {' '.join(wrong) or done.returncode}")]
+        return [CheckLine(FAIL, f"fgpu check: {' '.join(wrong) or done.returncode}")]
     # Setup itself has Docker keep its containers.
     return [
-        Finding(OK, "fgpu check"),
-        *(Finding("", line) for line in lines[1:] if "live-restore" not in line),
+        CheckLine(OK, "fgpu check"),
+        *(CheckLine("", line) for line in lines[1:] if "live-restore" not in line),
     ]

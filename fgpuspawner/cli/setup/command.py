@@ -17,7 +17,7 @@ from fgpuspawner.cli.check import NOT_YET
 from fgpuspawner.cli.command import FILE, Report, UsageError, command, read_only
 from fgpuspawner.cli.hub_config import loaded
 from fgpuspawner.cli.setup.answers import LOGINS, RUNTIMES, TLS, Answers, ask, from_json
-from fgpuspawner.cli.setup.checks import FAIL, WARN, Finding, look, of_the_configuration, program
+from fgpuspawner.cli.setup.checks import FAIL, WARN, CheckLine, look, of_the_configuration, program
 from fgpuspawner.cli.setup.files import CONFIG, PASSWORDS, TOKEN, Programs, files
 from fgpuspawner.cli.setup.machine import RECORD, Machine, Record, read_record
 from fgpuspawner.cli.setup.writer import Setup, Step
@@ -102,7 +102,7 @@ def setup_command(
         # Loading a configuration makes the engine's network.
         if dry_run and answers.runtime == "docker":
             words = "fgpu check: not run (--dry-run), as it would make the engine's network fgpu"
-            found.append(Finding(WARN, words))
+            found.append(CheckLine(WARN, words))
         else:
             (text,) = (file.text for file in wanted if file.path == CONFIG)
             found += of_the_configuration(machine, answers, text, known_secrets)
@@ -144,7 +144,6 @@ def _carry_out(
 
 
 def _answers(options: dict[str, Any], known: Record | None) -> Answers:
-    """Return the answers of the last setup, with the options that are given now in their place."""
     answers = from_json(known.answers) if known else Answers()
     said = {name: value for name, value in options.items() if value not in (None, ())}
     for name in ("cert", "key"):
@@ -164,7 +163,6 @@ def _programs() -> Programs:
 
 
 def _secrets(machine: Machine) -> dict[str, str]:
-    """Return the secrets that are there, and new ones for those that are not."""
     token = machine.read(TOKEN)
     if token is None or not token.startswith(f"{TOKEN_NAME}="):
         token = f"{TOKEN_NAME}={secrets.token_hex(32)}\n"
@@ -175,7 +173,6 @@ def _secrets(machine: Machine) -> dict[str, str]:
 
 
 def _installation_without_sessions(machine: Machine) -> str | None:
-    """Return the installation's id, None where no Hub has run."""
     config = machine.at(CONFIG)
     if not machine.is_real or not config.exists():
         return None
@@ -192,7 +189,6 @@ def _installation_without_sessions(machine: Machine) -> str | None:
 
 
 def _words(answers: Answers) -> list[str]:
-    """Return what an administrator must know about the rights that this setup gives."""
     said = [ROOT_BY_THE_ENGINE, NOT_ROOT] * (answers.runtime == "docker") + [READS_PASSWORDS] * (
         answers.login == "pam"
     )

@@ -123,7 +123,6 @@ class Setup:
             self.record.before[path] = self._aside(path)
 
     def _engine(self) -> File:
-        """Return Docker's own configuration with what keeps sessions while it restarts."""
         text = self.machine.read(DAEMON)
         try:
             given = json.loads(text or "{}")

@@ -26,8 +26,9 @@ from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Ended, EngineSilent
 from fgpuspawner.engines.docker import remote_machine
 from fgpuspawner.engines.docker.client import FAILED, checked_rows, checked_state
-from fgpuspawner.engines.docker.endings import as_text, how_it_ended, with_last_words
+from fgpuspawner.engines.docker.endings import how_it_ended, with_last_words
 from fgpuspawner.engines.marks import name_of, names_of, session_and_attempt
+from fgpuspawner.text.logs import as_text
 from fgpuspawner.text.sessions import fgpu_of
 
 T = TypeVar("T")
@@ -199,13 +200,12 @@ class Containers:
             return None
 
     async def _end_of(self, session_id: int, container: str) -> Ended:
-        """Return how a container ended, with its last line, and log more of them. Cached, as it does not change."""
+        """Return how a container ended, with its last line. Cached, as it does not change."""
         if container not in self._ends:
             found = await self._look("inspect_container", container)
             checked_state(found)
             ended = how_it_ended(found)
             tail = await self.log_tail(container)
-            log.info("Session %d: %s. Its last output:\n%s", session_id, ended.message, "\n".join(tail))
             self._ends[container] = with_last_words(ended, tail)
             if len(self._ends) > MOST_ENDS:
                 del self._ends[next(iter(self._ends))]
@@ -229,9 +229,6 @@ class Containers:
             return []
         # The owner's programs print them, and they go to the Hub's log, the command line and pages.
         return [as_text(line) for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
-
-    async def remove(self, observed: Observed) -> bool:
-        return await self.remove_named(observed.handle, now=False)
 
     async def remove_named(self, name: str, *, now: bool) -> bool:
         """Stop (unless ``now``) and remove a container; return whether the engine confirms it."""

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from docker.types import DeviceRequest, HostConfig, Ulimit
-from docker.utils import convert_volume_binds
+from docker.utils import convert_volume_binds, version_lt
 
 from fgpu_scheduler import Device
-from fgpuspawner.engines.base import LaunchSpec
+from fgpuspawner.engines.base import LaunchSpec, place_of
 from fgpuspawner.engines.docker import handover
 from fgpuspawner.isolation.base import Mount
 from fgpuspawner.isolation.sealing import sealed_environment
+from fgpuspawner.settings.folders import SharedFolder
 
 SUDO_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID")
 """All that `sudo` and `apt-get` need. None to mount, to trace other processes, to make devices, or for the network."""
@@ -128,6 +129,7 @@ def arguments(
     gpus = [device for device in own.get("Devices") or () if device["PathOnHost"].startswith("/dev/nvidia")]
     own["Devices"] = [device for device in own.get("Devices") or () if device not in gpus]
     displaced += [device["PathOnHost"] for device in gpus]
+    own["Mounts"] += _shared(spec.shared, context.api_version)
     made["host_config"] = own
     # Nor an anonymous volume over one of our mounts.
     ours = _targets(prepared.mounts, prepared.in_memory)
@@ -150,6 +152,24 @@ def unnamed_volumes(
         {"Type": "volume", "Target": path, "VolumeOptions": {"Labels": {UNNAMED: installation}}}
         for path in sorted(config.get("Volumes") or {})
         if posixpath.normpath(path) not in used
+    ]
+
+
+def _shared(folders: Sequence[SharedFolder], api_version: str) -> list[dict[str, Any]]:
+    """Return mounts of shared folders. The engine refuses a missing one, where it would make that of a bind.
+
+    What is mounted below a read-only folder is read-only too; engines before 25 cannot do that, and leave it out.
+    """
+    below = {"NonRecursive": True} if version_lt(api_version, "1.44") else {"ReadOnlyForceRecursive": True}
+    return [
+        {
+            "Type": "bind",
+            "Source": folder.path,
+            "Target": place_of(folder),
+            "ReadOnly": folder.read_only,
+            "BindOptions": {"Propagation": "rprivate", **(below if folder.read_only else {})},
+        }
+        for folder in folders
     ]
 
 

@@ -31,7 +31,7 @@ from fgpuspawner.engines.docker.client import FAILED, Client, system_message
 from fgpuspawner.engines.docker.containers import LABEL, Containers
 from fgpuspawner.engines.docker.networks import NETWORK, ensure_network
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
-from fgpuspawner.settings.nodes import Machine
+from fgpuspawner.settings.nodes import MachineFacts
 
 log = logging.getLogger("fgpu.docker")
 
@@ -238,7 +238,7 @@ class Daemon:
         except (OSError, TunnelFailed, *FAILED) as e:
             raise BadSettings(f"{own} ({own.url}) does not answer: {e}") from e
 
-    def machine(self) -> Machine | None:
+    def machine(self) -> MachineFacts | None:
         """Return the daemon's description of its machine; None if it does not answer. Blocks."""
         try:
             info = self.containers.looker.info()
@@ -246,7 +246,7 @@ class Daemon:
             log.warning("%s does not answer: %s", self.address, e)
             return None
         try:
-            found = Machine(1000 * int(info["NCPU"]), int(info["MemTotal"]) // 2**20)
+            found = MachineFacts(1000 * int(info["NCPU"]), int(info["MemTotal"]) // 2**20)
         except (KeyError, TypeError, ValueError, OverflowError) as e:
             log.warning("%s says nothing that makes sense of its machine (%r)", self.address, e)
             return None

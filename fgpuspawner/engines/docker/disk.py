@@ -24,13 +24,15 @@ from typing import IO, Any
 import docker
 from docker.errors import APIError
 
+from fgpuspawner.engines.base import FOLDERS
 from fgpuspawner.engines.docker.client import written_bytes
 from fgpuspawner.engines.docker.containers import numbers_are_the_hosts
 from fgpuspawner.engines.docker.create import UNNAMED
-from fgpuspawner.engines.docker.endings import as_text
 from fgpuspawner.engines.docker.homes import PLACE
+from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.meter.disk import TENTH_GIB, DiskUse, FolderUse
 from fgpuspawner.meter.file_system import DU, is_counted, mount_of
+from fgpuspawner.text.logs import as_text
 
 WITHIN_S = 300
 DEEP = 2
@@ -89,7 +91,7 @@ def use_of(
         mounted = _mount_below(written) if here and written and is_counted() else ()
         size = written_bytes(client, found["Id"])
         return DiskUse(None if size is None else FolderUse(size), mounts=mounted)
-    mounts = [m for m in found.get("Mounts") or () if m.get("RW")]
+    mounts = [m for m in found.get("Mounts") or () if m.get("RW") and not _is_shared(m)]
     volumes = {m["Name"]: client.inspect_volume(m["Name"]) for m in mounts if m.get("Type") == "volume"}
     unnamed = [m for m in mounts if UNNAMED in (volumes.get(m.get("Name"), {}).get("Labels") or {})]
     homes = {
@@ -108,6 +110,11 @@ def use_of(
     home = _measured(homes, nameless, in_homes) if homes else None
     on = {top[0] for folder in (*folders, *homes) if (top := mount_of(folder)) is not None}
     return DiskUse(session, home, tuple(on))
+
+
+def _is_shared(mount: Mapping[str, Any]) -> bool:
+    """Return whether a mount is of a shared folder, which counts for no user, whatever its name."""
+    return str(mount.get("Destination", "")).startswith(f"{IN_CONTAINER}/{FOLDERS}/")
 
 
 def _home_of(mount: Mapping[str, Any], user: str, container: str, own: Collection[str]) -> str | None:

@@ -11,9 +11,9 @@ from typing import Any
 from docker.errors import APIError
 
 from fgpu_scheduler import EndCause
-from fgpuspawner.engines.base import Ended
+from fgpuspawner.engines.base import LAST_WORDS, Ended
 from fgpuspawner.engines.docker import handover
-from fgpuspawner.text.logs import LONGEST_LINE, masked
+from fgpuspawner.settings.folders import SharedFolder
 
 KILLED = 128 + signal.SIGKILL
 NOT_FOUND = 127
@@ -49,19 +49,10 @@ def how_it_ended(container: Mapping[str, Any]) -> Ended:
     return Ended(code, EndCause.EXITED, words)
 
 
-def as_text(line: str) -> str:
-    """Return a line without terminal control characters, and without what looks like a password."""
-    return masked(
-        "".join(
-            c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line[:LONGEST_LINE].expandtabs()
-        )
-    )
-
-
 def with_last_words(ended: Ended, tail: Sequence[str]) -> Ended:
     """Return how a session ended, with its server's last line if it failed."""
     if ended.status > 0 and tail and ended.cause is EndCause.EXITED:
-        return replace(ended, message=f"{ended.message}; its last words: {tail[-1][:200]}")
+        return replace(ended, message=f"{ended.message}{LAST_WORDS}{tail[-1][:200]}")
     return ended
 
 
@@ -75,8 +66,14 @@ def _no_server(program: str) -> str | None:
     )
 
 
-def refusal_words(error: APIError) -> str:
+def refusal_words(error: APIError, shared: Sequence[SharedFolder] = ()) -> str:
+    """Return an engine's refusal in words for the owner; ``shared`` are the session's shared folders."""
     text = str(error.explanation or error)
+    for folder in shared:
+        if text.strip().endswith(f"bind source path does not exist: {folder.path}"):
+            return (
+                f"folder {folder.name} is missing on this machine; start without it, or ask an administrator"
+            )
     for refusal, words in REFUSALS.items():
         if refusal in text:
             return words

@@ -28,6 +28,7 @@ from docker.errors import APIError, NotFound, TLSParameterError
 from fgpu_scheduler import BadSettings, EndCause, Observed, PrivateImage, Seen, Session
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import (
+    FOLDERS,
     Capabilities,
     Ended,
     Endpoint,
@@ -61,11 +62,12 @@ from fgpuspawner.images.availability import Availability
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.base import IN_CONTAINER
+from fgpuspawner.isolation.files import make_folder
 from fgpuspawner.isolation.native import machine_folder
 from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import ACCOUNTING, LARGEST_BYTES, Answer
 from fgpuspawner.meter.disk import DiskUse
-from fgpuspawner.settings.nodes import Machine
+from fgpuspawner.settings.nodes import MachineFacts
 
 log = logging.getLogger("fgpu.docker")
 
@@ -134,7 +136,7 @@ class DockerEngine(Engine):
 
     # -- the Hub's life -------------------------------------------------------------------------------
 
-    def survey(self) -> Mapping[str, Machine | None]:
+    def survey(self) -> Mapping[str, MachineFacts | None]:
         return self.fleet.survey()
 
     def open(self, hub: HubSide) -> None:
@@ -196,7 +198,8 @@ class DockerEngine(Engine):
     # -- what runs ------------------------------------------------------------------------------------
 
     def watch(self, changed: Callable[[], None]) -> None:
-        self.fleet.watch(changed)
+        for daemon in self.fleet.daemons:
+            daemon.watch(changed)
 
     async def observe(self) -> Seen:
         return await self.fleet.observe()
@@ -220,7 +223,7 @@ class DockerEngine(Engine):
             return await self._started(daemon, spec, spec.options)
         except APIError as e:
             log.error("Session %d: the engine refused: %s", spec.session.id, e.explanation)
-            raise LaunchFailed(refusal_words(e)) from e
+            raise LaunchFailed(refusal_words(e, spec.shared)) from e
         except FAILED as e:
             raise LaunchFailed(DOES_NOT_ANSWER) from e
 
@@ -232,6 +235,11 @@ class DockerEngine(Engine):
                 f"image {spec.image.reference} was removed from {daemon.address} just now",
                 EndCause.PULL_FAILED,
             )
+        for place in (
+            (FOLDERS, *(f"{FOLDERS}/{folder.name}" for folder in spec.shared)) if spec.shared else ()
+        ):
+            # To mount over: the session only reads its own files.
+            await asyncio.to_thread(make_folder, spec.folder / place, mode=0o755)
         publish_at = None if options.internal_ip else options.host_ip
         if daemon.address.host is not None:
             publish_at = await asyncio.to_thread(socket.gethostbyname, daemon.address.host)
@@ -294,7 +302,9 @@ class DockerEngine(Engine):
             prepared = spec.prepared
             public = {*spec.slice_environment, *prepared.environment, *prepared.search_paths}
             kwargs, identity = handover.split(kwargs, public=public)
-            if self.warm is not None and identity.is_server and not daemon.address.is_elsewhere:
+            # Containers wait with the folders that each session has; what a user chooses they cannot be given.
+            poolable = not spec.session.request.folders and not daemon.address.is_elsewhere
+            if self.warm is not None and identity.is_server and poolable:
                 warm = await self.warm.take(
                     spec.session,
                     kwargs,

@@ -62,7 +62,7 @@ Refuse = Callable[[int, str], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class FirewallRules:
     """What the sessions of one installation reach.
 
     Attributes:
@@ -297,7 +297,7 @@ LATER
 """
 
 
-def script(rules: Rules) -> str:
+def script(rules: FirewallRules) -> str:
     """Return a shell script that applies the rules; it may be run repeatedly."""
     made = [f":{chain} - [0:0]" for chain in chains(rules.installation)]
     text = _head(rules.installation) + APPLY.replace("CHAINS", "\n".join(made))
@@ -428,10 +428,10 @@ def complete(found: dict[int, list[str]], installation: str) -> bool:
     )
 
 
-class Firewall:
+class FirewallKeeper:
     """Keeps the rules in force while the Hub runs. They outlive it, as sessions do."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: FirewallRules) -> None:
         self.rules = rules
         self._applied: dict[int, list[str]] = {}
 

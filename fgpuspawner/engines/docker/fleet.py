@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +17,7 @@ from fgpuspawner.engines.docker.create import UNNAMED
 from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.images.labels import PRIVATE, SLUG
 from fgpuspawner.images.model import FoundImage
-from fgpuspawner.settings.nodes import Machine
+from fgpuspawner.settings.nodes import MachineFacts
 
 log = logging.getLogger("fgpu.docker")
 
@@ -61,7 +61,7 @@ class Fleet:
             if trouble is not None:
                 log.error("%s; its nodes take no sessions until it does", trouble)
 
-    def survey(self) -> dict[str, Machine | None]:
+    def survey(self) -> dict[str, MachineFacts | None]:
         asked = [daemon for daemon in self.daemons if daemon.address.url]
         with ThreadPoolExecutor(max(1, len(asked))) as threads:
             machines = list(threads.map(Daemon.machine, asked))
@@ -95,11 +95,6 @@ class Fleet:
         assert session.placement is not None
         daemon = self.find(session.placement.node_id)
         return daemon if daemon is not None and daemon.answers else None
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called in the running loop when it is time to observe again."""
-        for daemon in self.daemons:
-            daemon.watch(changed)
 
     async def observe(self) -> Seen:
         """Return all containers, and the nodes of daemons that answered or are late."""
@@ -148,7 +143,9 @@ class Fleet:
     async def remove(self, observed: Observed) -> bool:
         """Stop and remove one container; return whether it is certainly gone."""
         daemon = next((d for d in self.daemons if d.containers.has_seen(observed)), None)
-        return await daemon.containers.remove(observed) if daemon is not None else False
+        if daemon is None:
+            return False
+        return await daemon.containers.remove_named(observed.handle, now=False)
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None) -> Mapping[int, int]:
         if node_id is not None:

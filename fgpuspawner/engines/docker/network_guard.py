@@ -36,7 +36,7 @@ class NetworkGuard:
         self._fleet = fleet
         self.installation = installation
         self._networks = {daemon: self._networks_on(daemon) for daemon in fleet.daemons}
-        self._firewall: firewall.Firewall | None = None
+        self._firewall: firewall.FirewallKeeper | None = None
         self._opened = False
         #: Set when a session has ended and its network may be unused.
         self._used = asyncio.Event()
@@ -161,10 +161,10 @@ class NetworkGuard:
             return 0
 
 
-def rules_for(settings: FGPU, urls: Sequence[str], installation: str) -> firewall.Rules:
+def rules_for(settings: FGPU, urls: Sequence[str], installation: str) -> firewall.FirewallRules:
     """Return the rules of an installation: its URLs, and what its settings allow."""
     services = [address for url in urls for address in _addresses(url)]
-    return firewall.Rules(
+    return firewall.FirewallRules(
         installation=installation,
         services=tuple(dict.fromkeys(services)),
         allowed_ports=tuple(settings.allowed_ports),
@@ -190,7 +190,7 @@ def _addresses(url: str) -> list[tuple[str, int]]:
     return list(dict.fromkeys((str(info[4][0]).split("%")[0], port) for info in found))
 
 
-def guard(settings: FGPU, rules: firewall.Rules) -> firewall.Firewall | None:
+def guard(settings: FGPU, rules: firewall.FirewallRules) -> firewall.FirewallKeeper | None:
     """Apply the rules if the Hub must and can; return the object that keeps them, or None.
 
     Raises:
@@ -216,7 +216,7 @@ def guard(settings: FGPU, rules: firewall.Rules) -> firewall.Firewall | None:
             "--apply' as root at every boot, and set c.FGPU.firewall = 'managed-elsewhere'"
         )
         return None
-    found = firewall.Firewall(rules)
+    found = firewall.FirewallKeeper(rules)
     try:
         found.apply()
     except firewall.FirewallFailed as e:

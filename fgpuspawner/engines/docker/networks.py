@@ -269,13 +269,10 @@ class UserNetworks:
             return False
         return True
 
-    @contextmanager
-    def _lock(self, name: str) -> Iterator[None]:
-        """Lock one network: it is made once, and never removed while a container joins it."""
+    def _lock(self, name: str) -> threading.Lock:
+        """Return the lock of one network: it is made once, and never removed while a container joins it."""
         with self._guard:
-            lock = self._locks.setdefault(name, threading.Lock())
-        with lock:
-            yield
+            return self._locks.setdefault(name, threading.Lock())
 
     def _ensure(self, name: str, user: str) -> None:
         try:

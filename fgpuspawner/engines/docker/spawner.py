@@ -15,7 +15,7 @@ from fgpuspawner.engines.base import Held, Installation, Safeguard
 from fgpuspawner.engines.docker import checks, daemon
 from fgpuspawner.engines.docker.create import ContainerOptions
 from fgpuspawner.engines.docker.engine import DockerEngine, client_settings
-from fgpuspawner.engines.docker.firewall import Firewall
+from fgpuspawner.engines.docker.firewall import FirewallKeeper
 from fgpuspawner.engines.docker.network_guard import rules_for
 from fgpuspawner.engines.docker.networks import NETWORK, ensure_network
 from fgpuspawner.engines.marks import user_part
@@ -151,8 +151,8 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         return checks.problems(settings, client_settings(configured(cls, config)), installation)
 
     @classmethod
-    def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
-        return Firewall(rules_for(settings, urls, installation))
+    def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> FirewallKeeper:
+        return FirewallKeeper(rules_for(settings, urls, installation))
 
     @classmethod
     def safeguards(cls, settings: FGPU, config: Config) -> Mapping[Safeguard, Held]:

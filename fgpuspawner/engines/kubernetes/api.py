@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
-from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config import ConfigException, load_kube_config
 from kubernetes_asyncio.stream import WsApiClient
 from kubernetes_asyncio.stream.ws_client import ERROR_CHANNEL, STDOUT_CHANNEL, WsResponse
@@ -36,24 +36,23 @@ PAGE = 100
 """Parsing a page takes some tens of milliseconds, during which nothing else runs; thousands of pods took seconds."""
 NAMES_PAGE = 2000
 NOT_LOGGED_IN, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
-RENEWED_EVERY_S = 10.0
-"""At least this long passes between two logins, since an API may refuse every token."""
+RENEWED_EVERY_S = 60.0
 JSON = "application/json"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 """kubectl's view: a short row for each object."""
+METADATA = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
 NO_ANSWER = (aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError, TypeError, ConfigException)
 """ConfigException: the token that the cluster gave the Hub cannot be read now."""
 
 
 class Refused(FGPUError):
-    """The cluster refuses a call; ``reason`` is the API's code for why (``NotFound``), ``status`` the HTTP status."""
+    """The cluster refuses a call; ``status`` is the HTTP status."""
 
     code = "cluster_refused"
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.reason = reason
 
 
 def configuration(**settings: Any) -> Configuration:
@@ -75,12 +74,24 @@ def configuration(**settings: Any) -> Configuration:
     found = Configuration.get_default_copy()
     if found.refresh_api_key_hook is None:
         # For a pod's own token the library sets a hook.
-        found.refresh_api_key_hook = of_kubeconfig
+        found.refresh_api_key_hook = renewing()
     return found
 
 
-def of_kubeconfig(_: Configuration) -> None:
-    """Mark a configuration of a kubeconfig: `Api` renews its token, by the login program that the kubeconfig names."""
+def renewing() -> Callable[[Configuration], Coroutine[Any, Any, None]]:
+    """Return a hook that reads the kubeconfig again every minute: it may name a program that logs in."""
+    due_s = time.monotonic() + RENEWED_EVERY_S
+
+    async def renew(reached: Configuration) -> None:
+        nonlocal due_s
+        if time.monotonic() < due_s:
+            return
+        due_s = time.monotonic() + RENEWED_EVERY_S
+        fresh = Configuration()
+        await load_kube_config(client_configuration=fresh)
+        reached.api_key = fresh.api_key
+
+    return renew
 
 
 def run_blocking(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -111,10 +122,7 @@ class Api:
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
-        self._login = asyncio.Lock()
-        self._no_login_before_s = 0.0
-        self._client: ApiClient | None = None
-        self._exec_client: WsApiClient | None = None
+        self._client: WsApiClient | None = None
 
     async def __aenter__(self) -> Api:
         return self
@@ -123,10 +131,9 @@ class Api:
         await self.close()
 
     async def close(self) -> None:
-        for client in (self._client, self._exec_client):
-            if client is not None:
-                await client.close()
-        self._client = self._exec_client = None
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
     async def ask(
         self,
@@ -135,53 +142,24 @@ class Api:
         *,
         query: Sequence[tuple[str, str]] = (),
         body: object = None,
-        content: str = JSON,
         accept: str = JSON,
     ) -> dict[str, Any]:
         """Return the answer to one request."""
-        try:
-            found = json.loads(await self._read(method, path, query, body, content, accept))
-        except NO_ANSWER as e:
-            raise _silent(e) from e
+        async with self._request(method, path, query, body=body, accept=accept) as answer:
+            found = json.loads(await answer.read())
         if not isinstance(found, dict) or not found.keys() & {"kind", "gitVersion"}:
             raise EngineSilent("something else answers in place of the cluster's API")
         return found
 
     async def text(self, path: str, query: Sequence[tuple[str, str]]) -> bytes:
         """Return a text, such as a log."""
-        try:
-            return await self._read("GET", path, query, None, JSON, "*/*")
-        except NO_ANSWER as e:
-            raise _silent(e) from e
-
-    async def _read(
-        self,
-        method: str,
-        path: str,
-        query: Sequence[tuple[str, str]],
-        body: object,
-        content: str,
-        accept: str,
-    ) -> bytes:
-        async def call() -> bytes:
-            async with (
-                asyncio.timeout(ANSWERS_WITHIN_S),
-                self._request(method, path, query, body, content, accept) as answer,
-            ):
-                text = await answer.read()
-            if answer.status >= 400:
-                raise _refusal(answer.status, text)
-            return text
-
-        return await self._logged_in(call)
+        async with self._request("GET", path, query, accept="*/*") as answer:
+            return await answer.read()
 
     async def make(self, path: str, manifest: Manifest) -> None:
         """Make an object; one of this name may be there already."""
-        try:
+        with _unless(CONFLICT):
             await self.ask("POST", path, body=dict(manifest))
-        except Refused as e:
-            if e.status != CONFLICT:
-                raise
 
     async def delete(self, path: str, *, grace_s: int = 1, uid: str | None = None) -> None:
         """Delete a pod; it may be gone already, or with ``uid`` be another one by now.
@@ -190,50 +168,22 @@ class Api:
         """
         more = {} if uid is None else {"preconditions": {"uid": uid}}
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": max(1, grace_s), **more}
-        try:
+        with _unless(CONFLICT, NOT_FOUND):
             await self.ask("DELETE", path, body=options)
-        except Refused as e:
-            if e.status not in (CONFLICT, NOT_FOUND):
-                raise
-
-    async def _logged_in(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call, which is repeated once with a new login if the API refuses the token."""
-        token = self._token
-        try:
-            return await call()
-        except Refused as e:
-            if e.status != NOT_LOGGED_IN or self._configuration.refresh_api_key_hook is not of_kubeconfig:
-                raise
-            async with self._login:
-                if token == self._token:
-                    if time.monotonic() < self._no_login_before_s:
-                        raise
-                    self._no_login_before_s = time.monotonic() + RENEWED_EVERY_S
-                    fresh = Configuration()
-                    try:
-                        await load_kube_config(client_configuration=fresh)
-                    except NO_ANSWER as failed:
-                        raise _silent(failed) from failed
-                    self._configuration.api_key = fresh.api_key
-        return await call()
-
-    @property
-    def _token(self) -> object:
-        return self._configuration.api_key.get("BearerToken")
 
     async def pages(
-        self,
-        path: str,
-        query: Sequence[tuple[str, str]] = (),
-        *,
-        limit: int | None = None,
-        accept: str = JSON,
+        self, path: str, query: Sequence[tuple[str, str]] = (), *, limit: int = 0, accept: str = JSON
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the list at a path page by page, all as of one instant; refused with `GONE` if that takes too long."""
+        """Yield the list at a path page by page, all as of one instant."""
         after = ""
         while True:
             more = [("limit", str(limit or PAGE)), *([("continue", after)] if after else [])]
-            page = await self.ask("GET", path, query=(*query, *more), accept=accept)
+            try:
+                page = await self.ask("GET", path, query=(*query, *more), accept=accept)
+            except Refused as e:
+                if e.status == GONE:
+                    raise EngineSilent(f"the cluster's API is too slow: {e}") from e
+                raise
             yield page
             after = str((page.get("metadata") or {}).get("continue") or "")
             if not after:
@@ -243,43 +193,30 @@ class Api:
         self, path: str, query: Sequence[tuple[str, str]] = (), *, keep: Callable[[Manifest], T | None]
     ) -> list[T]:
         """Return ``keep(object)`` for each object at a path, without the Nones."""
-        every = await self._all(path, query, lambda page: map(keep, page.get("items") or ()))
-        return [one for one in every if one is not None]
+        return [
+            kept
+            async for page in self.pages(path, query)
+            for item in page.get("items") or ()
+            if (kept := keep(item)) is not None
+        ]
 
     async def names(self, path: str, query: Sequence[tuple[str, str]]) -> set[str]:
         """Return the names of the objects at a path; the API sends little more than the names."""
-
-        def of_page(page: Manifest) -> list[str]:
-            (at,) = (n for n, c in enumerate(page["columnDefinitions"]) if c["name"] == "Name")
-            return [str(row["cells"][at]) for row in page.get("rows") or ()]
-
+        found: set[str] = set()
         rows = (*query, ("includeObject", "None"))
-        return set(await self._all(path, rows, of_page, limit=NAMES_PAGE, accept=TABLE))
-
-    async def _all(
-        self,
-        path: str,
-        query: Sequence[tuple[str, str]],
-        of_page: Callable[[Manifest], Iterable[T]],
-        **how: Any,
-    ) -> list[T]:
-        try:
-            return [one async for page in self.pages(path, query, **how) for one in of_page(page)]
-        except NO_ANSWER as e:
-            raise _silent(e) from e
-        except Refused as e:
-            if e.status == GONE:
-                raise EngineSilent(f"the cluster's API is too slow: {e}") from e
-            raise
+        async for page in self.pages(path, rows, limit=NAMES_PAGE, accept=TABLE):
+            columns = [column["name"] for column in page.get("columnDefinitions") or ()]
+            if "Name" not in columns:
+                raise EngineSilent("the cluster's API lists no names")
+            at = columns.index("Name")
+            found.update(str(row["cells"][at]) for row in page.get("rows") or ())
+        return found
 
     async def version(self) -> tuple[int, int]:
         """Return the cluster's version, such as (1, 34)."""
         found = await self.ask("GET", "/version")
-        try:
-            # Clouds write "28+".
-            return int(found["major"]), int(str(found["minor"]).rstrip("+"))
-        except NO_ANSWER as e:
-            raise _silent(e) from e
+        # Clouds write "28+".
+        return int(found["major"]), int(str(found["minor"]).rstrip("+"))
 
     async def may(self, verb: str, resource: str, *, group: str = "", namespace: str = "") -> bool:
         """Return whether the caller has a right, in a namespace or in the whole cluster."""
@@ -304,18 +241,13 @@ class Api:
             ("allowWatchBookmarks", "true"),
             ("timeoutSeconds", str(WATCHED_FOR_S)),
         )
-        try:
-            async with self._request("GET", path, (*query, *more), patience=WATCH_TIMEOUT) as answer:
-                if answer.status >= 400:
-                    raise _refusal(answer.status, await answer.read())
-                async for line in answer.content:
-                    event = json.loads(line)
-                    found = event["object"]
-                    if event["type"] == "ERROR":
-                        raise _refusal(int(found.get("code", 500)), json.dumps(found).encode())
-                    yield event
-        except NO_ANSWER as e:
-            raise _silent(e) from e
+        async with self._request("GET", path, (*query, *more), patience=WATCH_TIMEOUT) as answer:
+            async for line in answer.content:
+                event = json.loads(line)
+                found = event["object"]
+                if event["type"] == "ERROR":
+                    raise _refusal(int(found.get("code", 500)), json.dumps(found).encode())
+                yield event
 
     async def run(self, pod: str, container: str, command: Sequence[str], *, most_bytes: int) -> Answer:
         """Run a command in a pod's container; return its exit status and output.
@@ -332,7 +264,9 @@ class Api:
                 if data[:1] == bytes([STDOUT_CHANNEL]):
                     output += data[1:]
                 elif data[:1] == bytes([ERROR_CHANNEL]):
-                    status = _exit_status(data[1:])
+                    # Without an exit status the command could not be run.
+                    with contextlib.suppress(LookupError, ValueError):
+                        status = WsApiClient.parse_error_data(data[1:])
                 if len(output) > most_bytes:
                     break
         except NO_ANSWER as e:
@@ -345,32 +279,29 @@ class Api:
         self, pod: str, container: str, command: Sequence[str], *, stdin: bool = False
     ) -> aiohttp.ClientWebSocketResponse[Any]:
         """Run a command as `run` does, and return the channel to it: each message begins with its stream's number."""
-        return await self._logged_in(lambda: self._exec_channel(pod, container, command, stdin))
-
-    async def _exec_channel(
-        self, pod: str, container: str, command: Sequence[str], stdin: bool
-    ) -> aiohttp.ClientWebSocketResponse[Any]:
         query = [("command", word) for word in command]
         query += [("container", container), ("stdout", "true"), ("stderr", "true")]
         query += [("stdin", "true")] if stdin else []
-        if self._exec_client is None:
-            self._exec_client = WsApiClient(self._configuration)
         headers: dict[str, str] = {}
+        url = f"{self._configuration.host}{pod}/exec"
         try:
-            await self._exec_client.update_params_for_auth(headers, [], ["BearerToken"])
-            opened = await self._exec_client.request(
-                "GET",
-                f"{self._configuration.host}{pod}/exec",
-                query_params=query,
-                headers=headers,
-                _preload_content=False,
+            client = await self._logged_in(headers)
+            opened = await client.request(
+                "GET", url, query_params=query, headers=headers, _preload_content=False
             )
             assert not isinstance(opened, WsResponse)
             return await opened
         except aiohttp.WSServerHandshakeError as e:
-            raise Refused(e.status, "", f"HTTP {e.status}") from e
+            raise Refused(e.status, f"HTTP {e.status}") from e
         except NO_ANSWER as e:
             raise _silent(e) from e
+
+    async def _logged_in(self, headers: dict[str, str]) -> WsApiClient:
+        """Return the client, with the token in ``headers``; for each call, because tokens change."""
+        if self._client is None:
+            self._client = WsApiClient(self._configuration)
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        return self._client
 
     @contextlib.asynccontextmanager
     async def _request(
@@ -378,28 +309,37 @@ class Api:
         method: str,
         path: str,
         query: Sequence[tuple[str, str]] = (),
+        *,
         body: object = None,
-        content: str = JSON,
         accept: str = JSON,
         patience: aiohttp.ClientTimeout | float = ANSWERS_WITHIN_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._client is None:
-            self._client = ApiClient(self._configuration)
-        headers = {"Accept": accept, "Content-Type": content}
-        # Before each call: tokens of pods are renewed while the Hub runs.
-        await self._client.update_params_for_auth(headers, [], ["BearerToken"])
-        answer = await self._client.rest_client.request(
-            method,
-            f"{self._configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""),
-            headers=headers,
-            body=body,
-            _preload_content=False,
-            _request_timeout=patience,
-        )
+        headers = {"Accept": accept, "Content-Type": JSON}
         try:
-            yield answer
-        finally:
-            answer.close()
+            client = await self._logged_in(headers)
+            async with await client.rest_client.request(
+                method,
+                f"{self._configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""),
+                headers=headers,
+                body=body,
+                _preload_content=False,
+                _request_timeout=patience,
+            ) as answer:
+                if answer.status >= 400:
+                    raise _refusal(answer.status, await answer.read())
+                yield answer
+        except NO_ANSWER as e:
+            raise _silent(e) from e
+
+
+@contextlib.contextmanager
+def _unless(*passes: int) -> Iterator[None]:
+    """Let refusals with these statuses pass."""
+    try:
+        yield
+    except Refused as e:
+        if e.status not in passes:
+            raise
 
 
 def _silent(error: Exception) -> EngineSilent:
@@ -415,19 +355,7 @@ def _refusal(status: int, text: bytes) -> Refused | EngineSilent:
     if not isinstance(said, dict) or said.get("kind") != "Status":
         if status == NOT_LOGGED_IN:
             # Of a proxy that checks tokens for the cluster.
-            return Refused(status, "Unauthorized", "Unauthorized")
+            return Refused(status, "Unauthorized")
         return EngineSilent(f"something else answers in place of the cluster's API: HTTP {status}")
-    reason = str(said.get("reason", ""))
-    words = " ".join(str(said.get("message") or reason or status).split())
-    return Refused(status, reason, words[:LONGEST_WORDS])
-
-
-def _exit_status(text: bytes) -> int | None:
-    """Return a command's exit status as the API reports it; None if it could not be run."""
-    said = json.loads(text)
-    if said.get("status") == "Success":
-        return 0
-    for cause in (said.get("details") or {}).get("causes") or ():
-        if cause.get("reason") == "ExitCode":
-            return int(cause["message"])
-    return None
+    words = " ".join(str(said.get("message") or said.get("reason") or status).split())
+    return Refused(status, words[:LONGEST_WORDS])

@@ -12,6 +12,7 @@ These pods are removed. If this process is killed, they end after a few minutes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,11 +25,11 @@ from kubernetes_asyncio.client import Configuration
 
 from fgpu_scheduler import FGPUError, format_milli
 from fgpuspawner.concurrency.waiting import to_the_end
+from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.engines.kubernetes import endings, inventory
-from fgpuspawner.engines.kubernetes.api import FORBIDDEN, NOT_FOUND, Api, Refused
+from fgpuspawner.engines.kubernetes.api import Api, Refused
 from fgpuspawner.engines.kubernetes.dialects.base import (
     CONTAINER,
-    TOLERATING,
     UUID,
     VISIBLE,
     Dialect,
@@ -48,8 +49,7 @@ from fgpuspawner.engines.kubernetes.dialects.lease import (
 from fgpuspawner.engines.kubernetes.inventory import pruned
 from fgpuspawner.engines.kubernetes.lease_readers import LeasePodsReader
 from fgpuspawner.engines.kubernetes.leases import MOST_BYTES, gpus_of
-from fgpuspawner.engines.kubernetes.placeholders import Placeholder
-from fgpuspawner.engines.kubernetes.pods import only_on
+from fgpuspawner.engines.kubernetes.placeholders import placeholder_pod
 from fgpuspawner.engines.kubernetes.rights import Right, rights_of
 from fgpuspawner.engines.kubernetes.sample import SESSION, sample_pod, sample_spec
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
@@ -58,8 +58,10 @@ from fgpuspawner.settings import FGPU
 
 NO_OWNER = inventory.PodOwner("", "")
 """No pod is a session of ours: all pods count."""
-LEVEL = "pod-security.kubernetes.io/enforce"
-DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+NO_CLASS = (
+    '; NVIDIA\'s GPU operator makes it. Name yours in c.KubernetesFGPUSpawner.runtime_class, or set "" there if the '
+    "operator runs its NRI plugin"
+)
 LABEL = "fgpu.check"
 """On the pods that are started, in place of the labels by which a Hub recognises its own."""
 PATIENCE_S = 120
@@ -79,12 +81,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.grade}: {self.words}"
-
-
-class TrialFailed(FGPUError):
-    """A pod could not show its GPUs; the message says why."""
-
-    code = "not_tried"
 
 
 ok, warn, fail = (partial(Finding, grade) for grade in ("OK", "WARN", "FAIL"))
@@ -121,15 +117,9 @@ class _Check:
         self._lacking: set[str] = set()
 
     async def all(self) -> list[Finding]:
-        return [
-            await self._version(),
-            *await self._rights(),
-            await self._level(),
-            self._files_image(),
-            *await self._pods(),
-            *await self._nodes(),
-            await self._homes(),
-        ]
+        version, rights = await self._version(), rights_of(self._dialect.name)
+        may = [await self._right(right) for right in rights]
+        return [version, *may, *await self._pods(), *await self._nodes(), self._homes()]
 
     async def _version(self) -> Finding:
         found = await self._api.version()
@@ -138,53 +128,21 @@ class _Check:
             return fail(f'{words}; dialect "dra" needs {SHARES_SINCE[0]}.{SHARES_SINCE[1]} or newer')
         return ok(words)
 
-    async def _rights(self) -> list[Finding]:
-        return [await self._right(right) for right in rights_of(self._dialect.name)]
-
     async def _right(self, right: Right) -> Finding:
-        """Return one rung of the rights: what a right gives, or what is missing without it."""
         where = "in the whole cluster" if right.everywhere else f"in namespace {self._namespace}"
         lacking = await right.lacking(self._api, self._namespace)
         if not lacking:
             return ok(f"right {right.resource} ({', '.join(right.verbs)}) {where}: {right.what_for}")
-        mend = f"apply what `fgpu kube manifests --namespace {self._namespace}` prints"
+        mend = f"have an administrator apply what `fgpu kube manifests --namespace {self._namespace}` prints"
         words = f"the caller may not {', '.join(lacking)} {right.resource} {where} ({right.what_for})"
         if not right.else_:
-            return fail(f"{words}; have an administrator {mend}")
+            return fail(f"{words}; {mend}")
         self._lacking.add(right.resource)
-        return warn(f"{words}; without that, {right.else_}. To change that, have an administrator {mend}")
-
-    async def _found(self, path: str) -> Manifest | None:
-        """Return an object: empty if there is none, None if the caller may not read it."""
-        try:
-            return await self._api.ask("GET", path)
-        except Refused as e:
-            if e.status == NOT_FOUND:
-                return {}
-            if e.status == FORBIDDEN:
-                return None
-            raise
-
-    async def _level(self) -> Finding:
-        found = await self._found(self._path)
-        name = f"namespace {self._namespace}"
-        if found is None:
-            return ok(f"{name}: its Pod Security level may not be read; what counts comes below")
-        if not found:
-            return fail(f"{name} is not there; make it: kubectl create namespace {self._namespace}")
-        level = (found["metadata"].get("labels") or {}).get(LEVEL)
-        return ok(f"{name}: Pod Security level {level}" if level else f"{name}: any pods")
-
-    def _files_image(self) -> Finding:
-        image = self._own["files_image"]
-        if image:
-            return ok(f"files image: {image} (whether nodes can pull it is seen when a session starts)")
-        return fail(
-            "c.KubernetesFGPUSpawner.files_image is empty: write one with `fgpu kube image`, push it, and name it",
-        )
+        return warn(f"{words}; without that, {right.else_}. To change that, {mend}")
 
     async def _pods(self) -> list[Finding]:
-        real = self._has_real_gpus()
+        named = self._settings.nodes
+        real = not named or any("simulated" not in (spec.get("gpus") or {}) for spec in named)
         try:
             pod = await sample_pod(self._sample_options, dialect=self._dialect if real else None)
         except FGPUError as e:
@@ -192,125 +150,89 @@ class _Check:
         except Exception as e:
             # An administrator's function may need more than this sample session has.
             return [warn(f"a session's pod cannot be tried: {type(e).__name__}: {e}")]
-        found = [await self._accepted("a session's pod", pod)]
-        if isinstance(self._dialect, Lease) and real:
-            image = str(self._own["lease_image"])
-            if not image:
-                words = "c.KubernetesFGPUSpawner.lease_image is empty: no GPU is leased; name an image with a shell"
-                return [*found, fail(words)]
+        pods = {"a session's pod": pod}
+        image, priority = str(self._own["lease_image"]), str(self._own["placeholder_priority_class"])
+        if isinstance(self._dialect, Lease) and real and image:
             lease = self._dialect.lease_pod(name="fgpu-check", node="check", image=image)
-            found += [await self._accepted("a pod that leases a GPU", lease), await self._runtime_class()]
-            if self._own["placeholder_priority_class"]:
-                holder = Placeholder(SESSION, 1).pod(
-                    installation="check",
-                    image=image,
-                    priority_class=str(self._own["placeholder_priority_class"]),
-                    spec={},
+            pods["a pod that leases a GPU"] = lease
+            if priority:
+                pods["a placeholder for an autoscaler"] = placeholder_pod(
+                    SESSION, 1, installation="check", image=image, priority_class=priority, session_spec={}
                 )
-                found.append(await self._accepted("a placeholder for an autoscaler", holder))
+        found = [await self._accepted(what, pod) for what, pod in pods.items()]
+        if isinstance(self._dialect, Lease) and real and not image:
+            words = (
+                "c.KubernetesFGPUSpawner.lease_image is empty: no GPU is leased; name an image with a shell"
+            )
+            found.append(fail(words))
         return found
-
-    def _has_real_gpus(self) -> bool:
-        named = self._settings.nodes
-        return not named or any("simulated" not in (spec.get("gpus") or {}) for spec in named)
 
     async def _accepted(self, what: str, pod: Manifest) -> Finding:
         try:
             await self._api.ask("POST", f"{self._path}/pods", query=[("dryRun", "All")], body=dict(pod))
         except Refused as e:
-            return fail(f"{what} is refused: {e}")
+            return fail(f"{what} is refused: {e}{NO_CLASS if 'RuntimeClass' in str(e) else ''}")
         return ok(f"{what} is accepted")
 
-    async def _runtime_class(self) -> Finding:
-        name = self._own["runtime_class"]
-        if not name:
-            return ok("no RuntimeClass is needed: c.KubernetesFGPUSpawner.runtime_class is empty")
-        found = await self._found(f"/apis/node.k8s.io/v1/runtimeclasses/{name}")
-        if found is None:
-            return ok(f"RuntimeClass {name}: may not be read; a session's pod with it is tried above")
-        if found:
-            return ok(f"RuntimeClass {name} is there, with handler {found['handler']}")
-        return fail(
-            f"RuntimeClass {name} is not there; NVIDIA's GPU operator makes it. Name yours in "
-            'c.KubernetesFGPUSpawner.runtime_class, or set "" there if the operator runs its NRI plugin',
-        )
-
     async def _nodes(self) -> list[Finding]:
+        everywhere = "/api/v1/pods" if "pods" not in self._lacking else f"{self._path}/pods"
         try:
-            nodes = await self._listed_nodes()
+            nodes = {name_of(node): node for node in await self._listed_nodes()}
             usage = await self._api.listed(
-                f"{self._path}/pods" if "pods" in self._lacking else "/api/v1/pods",
-                keep=lambda pod: inventory.usage_of(pod, self._dialect, NO_OWNER),
+                everywhere, keep=lambda pod: inventory.usage_of(pod, self._dialect, NO_OWNER)
             )
-        except (TrialFailed, Refused) as e:
+        except (GpuUnknown, Refused) as e:
             return [fail(f"nodes cannot be seen: {e}")]
-        others = inventory.by_node(usage)
-        try:
-            session = await sample_spec(self._sample_options)
-        except Exception:
-            # `_pods` has reported it.
-            session = TOLERATING
-        ours = [node for node in nodes if inventory.is_ours(node, self._settings.node_ids())]
-        named = [node["metadata"]["name"] for node in nodes]
-        missing = [name for name in self._settings.node_ids() if name not in named]
+        others, few = inventory.by_node(usage), ", ".join([*list(nodes)[:3], *["..."] * (len(nodes) > 3)])
+        session = await sample_spec(self._sample_options)
         found = [
-            fail(f"node {name} of c.FGPU.nodes is not in the cluster; it has: {_few(named)}")
-            for name in missing
+            fail(f"node {name} of c.FGPU.nodes is not in the cluster; it has: {few}")
+            for name in self._settings.node_ids()
+            if name not in nodes
         ]
+        ours = [n for n, node in nodes.items() if inventory.is_ours(node, self._settings.node_ids())]
         if not ours:
             words = f"no node has the label {inventory.GROUP}; give it to those that sessions may use"
-            line = f"kubectl label node {_few(named)} {inventory.GROUP}=default"
-            return [*found, fail(f"{words}: {line}")]
-        return [*found, *(self._node(node, others.get(name_of(node), []), session) for node in ours)]
+            found.append(
+                fail(f"{words}: kubectl label node {next(iter(nodes), 'NAME')} {inventory.GROUP}=default")
+            )
+        return [*found, *(self._node(nodes[name], others.get(name, []), session) for name in ours)]
 
     async def _listed_nodes(self) -> list[Manifest]:
-        if "nodes" in self._lacking:
-            untold = inventory.untold(self._settings.nodes)
-            if untold:
-                raise TrialFailed(untold)
-            return [inventory.told_node(spec, ()) for spec in self._settings.nodes]
-        return await self._api.listed("/api/v1/nodes", keep=pruned)
+        if "nodes" not in self._lacking:
+            return await self._api.listed("/api/v1/nodes", keep=pruned)
+        if untold := inventory.untold(self._settings.nodes):
+            raise GpuUnknown(untold)
+        return [inventory.told_node(spec, ()) for spec in self._settings.nodes]
 
     def _node(self, node: Manifest, others: Sequence[inventory.PodUsage], session: Manifest) -> Finding:
-        name = node["metadata"]["name"]
+        name = name_of(node)
+        if "nodes" in self._lacking:
+            return ok(f"node {name}: as c.FGPU.nodes describes it; whether it is there is not seen")
         try:
-            pods = [one.pod for one in others if one.pod is not None]
-            machine = inventory.machine_of(node, others, self._dialect, GpuRecords(pods=pods), session)
+            machine = inventory.machine_of(node, others, self._dialect, GpuRecords(), session)
         except ValueError as e:
             return fail(f"node {name}: {e}")
         if machine is None:
             return warn(f"node {name} is not ready")
         words = f"node {name}: {format_milli(machine.cpu_milli)} CPU, {machine.memory_mib} MiB free"
-        if "nodes" in self._lacking:
-            return ok(f"node {name}: as c.FGPU.nodes describes it; whether it is there is not seen")
         if machine.closed:
             return warn(
                 f"{words}; it takes no sessions: it is cordoned, or c.KubeSpawner's "
-                "tolerations, node_selector and node_affinity_required do not go with its taints and labels",
+                "tolerations, node_selector and node_affinity_required do not go with its taints and labels"
             )
         if machine.devices:
             return ok(f"{words}, {len(machine.devices)} GPUs ({self._dialect.name})")
         return ok(f"{words}; GPUs: {machine.trouble or 'none'}")
 
-    async def _homes(self) -> Finding:
-        if not self._own["storage_pvc_ensure"]:
-            if self._own["volumes"]:
-                return ok("homes: on volumes of c.KubeSpawner.volumes")
-            words = "homes: none is kept: c.KubeSpawner.storage_pvc_ensure is False, and there are no volumes"
-            return warn(words)
-        name = self._own["storage_class"]
-        if name:
-            found = await self._found(f"/apis/storage.k8s.io/v1/storageclasses/{name}")
-            there = None if found is None else bool(found)
-        else:
-            listed = await self._found("/apis/storage.k8s.io/v1/storageclasses")
-            there = None if listed is None else any(map(_is_default, listed.get("items") or ()))
-        shown = f"StorageClass {name}" if name else "a default StorageClass"
-        if there is None:
-            return ok(f"homes: volume claims; {shown} may not be looked for")
-        if there:
-            return ok(f"homes: volume claims, with {shown}")
-        return fail(f"homes: {shown} is not there; name one that is in c.KubeSpawner.storage_class")
+    def _homes(self) -> Finding:
+        if self._own["storage_pvc_ensure"]:
+            return ok("homes: volume claims of c.KubeSpawner")
+        if self._own["volumes"]:
+            return ok("homes: on volumes of c.KubeSpawner.volumes")
+        return warn(
+            "homes: none is kept: c.KubeSpawner.storage_pvc_ensure is False, and there are no volumes"
+        )
 
     # -- started pods ---------------------------------------------------------------------------------
 
@@ -329,14 +251,14 @@ class _Check:
                 answer = await self._api.run(f"{self._path}/pods/{pod}", "lease", ASK, most_bytes=MOST_BYTES)
                 text = answer.output.decode("utf-8", "replace")
                 if answer.status != 0:
-                    raise TrialFailed(f"nvidia-smi fails in the lease pod {pod}: {_in_a_line(text)}")
+                    raise GpuUnknown(f"nvidia-smi fails in the lease pod {pod}: {_in_a_line(text)}")
                 uuid, visible = gpu_of(pod, text).uuid, given_as(text)
                 self._dialect.given_as[uuid] = visible
                 held = f"start: the lease on node {node} holds {uuid} (NVIDIA_VISIBLE_DEVICES={visible!r})"
                 measured = [await self._measures(pod, uuid)] if self._dialect.measures else []
                 seen = await self._session_sees(node, image, uuid, self._dialect.way_of(uuid))
                 return [ok(held), *measured, seen]
-        except (TrialFailed, GpuUnknown, Refused) as e:
+        except (GpuUnknown, Refused) as e:
             return [fail(f"start: no GPU can be leased: {e}")]
 
     async def _measures(self, lease: str, uuid: str) -> Finding:
@@ -369,12 +291,14 @@ class _Check:
                 pod = await sample_pod(
                     self._sample_options, node=node, dialect=dialect, image=image, gpu=uuid
                 )
-                seen = await self._seen_by(_gpu_listing_pod(pod, node))
-            except (TrialFailed, Refused) as e:
+                seen = await self._seen_by(_gpu_listing_pod(pod))
+                if seen != {uuid}:
+                    raise GpuUnknown(f"it sees {len(seen)} GPUs")
+            except EngineSilent:
+                raise
+            except Exception as e:
+                # Also if an administrator's function needs more than this sample session has.
                 failed.append(f'with gpu_injection "{way}": {e}')
-                continue
-            if seen != {uuid}:
-                failed.append(f'with gpu_injection "{way}" it sees {len(seen)} GPUs')
                 continue
             words = f'start: a session\'s container sees {uuid} alone with gpu_injection "{way}"'
             if not failed:
@@ -401,33 +325,32 @@ class _Check:
             yield name
 
     async def _seen_by(self, pod: Manifest) -> set[str]:
-        """Return the UUIDs of the GPUs that the container of a pod sees; raises TrialFailed if it sees none."""
+        """Return the UUIDs of the GPUs that the container of a pod sees; raises GpuUnknown if it sees none."""
         async with self._made(pod) as name:
             ended = _terminated(await self._until(name, lambda found: bool(_terminated(found))))
         said = str(ended.get("message") or "")
         # A node's error message may name the GPU, too.
         uuids = set() if ended.get("exitCode") else set(UUID.findall(said))
         if not uuids:
-            raise TrialFailed(_in_a_line(said) or "nvidia-smi says nothing")
+            raise GpuUnknown(_in_a_line(said) or "nvidia-smi says nothing")
         return uuids
 
     @asynccontextmanager
     async def _made(self, pod: Manifest) -> AsyncIterator[str]:
+        """Make a pod, yield its name, and remove it."""
         try:
             await to_the_end(self._api.ask("POST", f"{self._path}/pods", body=dict(pod)))
             yield name_of(pod)
         finally:
-            await to_the_end(self._removed(f"{self._path}/pods/{name_of(pod)}"))
+            await to_the_end(self._removed(name_of(pod)))
 
-    async def _removed(self, path: str) -> None:
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 1}
-        until = time.monotonic() + PATIENCE_S
-        try:
+    async def _removed(self, name: str) -> None:
+        path, until = f"{self._path}/pods/{name}", time.monotonic() + PATIENCE_S
+        with contextlib.suppress(Refused):
+            await self._api.delete(path)
             while time.monotonic() < until:
-                await self._api.ask("DELETE", path, body=body)
+                await self._api.ask("GET", path)
                 await asyncio.sleep(LOOK_EVERY_S)
-        except Refused:
-            return
 
     async def _until(self, name: str, is_so: Callable[[Manifest], bool]) -> Manifest:
         words = f"it was not ready within {PATIENCE_S} s"
@@ -441,33 +364,26 @@ class _Check:
             if ended or (trouble and not trouble.patience_s):
                 break
             await asyncio.sleep(LOOK_EVERY_S)
-        raise TrialFailed(f"the pod {name}: {words}")
+        raise GpuUnknown(f"the pod {name}: {words}")
 
 
-def _gpu_listing_pod(session: Manifest, node: str) -> dict[str, Any]:
+def _gpu_listing_pod(session: Manifest) -> Manifest:
     """Return a session's pod that only lists its GPUs, without volumes, files and secret."""
-    spec, found, server = session["spec"], session["metadata"], session["spec"]["containers"][0]
-    container = {key: server[key] for key in ("image", "resources", "securityContext") if key in server}
-    variables = [v for v in server["env"] if v["name"] == VISIBLE]
+    found, spec, server = session["metadata"], session["spec"], session["spec"]["containers"][0]
     labels = {key: value for key, value in found["labels"].items() if not key.startswith("fgpu.")}
-    keys = ("runtimeClassName", "tolerations", "securityContext", "imagePullSecrets", "schedulerName")
+    container = {
+        "name": CONTAINER,
+        "command": ["sh", "-c", LIST_GPUS],
+        "env": [variable for variable in server["env"] if variable["name"] == VISIBLE],
+        **{key: server[key] for key in ("image", "resources", "securityContext") if key in server},
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": _new_name(),
-            "labels": {**labels, LABEL: "session"},
-            "annotations": found["annotations"],
-        },
+        "metadata": {**found, "name": _new_name(), "labels": {**labels, LABEL: "session"}},
         "spec": {
-            **{key: spec[key] for key in keys if key in spec},
-            "containers": [
-                {**container, "name": CONTAINER, "env": variables, "command": ["sh", "-c", LIST_GPUS]}
-            ],
-            "affinity": only_on(node, {}),
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": 1,
+            **{key: value for key, value in spec.items() if key not in ("volumes", "initContainers")},
+            "containers": [container],
             "activeDeadlineSeconds": 2 * PATIENCE_S,
         },
     }
@@ -486,11 +402,3 @@ def _terminated(pod: Manifest) -> Mapping[str, Any]:
     for one in (pod.get("status") or {}).get("containerStatuses") or ():
         return dict((one.get("state") or {}).get("terminated") or {})
     return {}
-
-
-def _is_default(one: Manifest) -> bool:
-    return (one["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

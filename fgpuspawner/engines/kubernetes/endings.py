@@ -8,42 +8,42 @@ from dataclasses import dataclass
 from typing import Any
 
 from fgpu_scheduler import EndCause
-from fgpuspawner.engines.base import Ended
+from fgpuspawner.engines.base import LAST_WORDS, Ended
 from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, Manifest
-from fgpuspawner.engines.kubernetes.files import INIT
+from fgpuspawner.text.logs import shown_lines
 
 KILLED = 128 + signal.SIGKILL
-NO_IMAGE = [
+NO_IMAGE = (
     "ErrImagePull",
     "ImagePullBackOff",
     "InvalidImageName",
     "ErrImageNeverPull",
     "RegistryUnavailable",
-]
+)
 NOT_MADE = ("CreateContainerError", "RunContainerError", "CreatePodSandboxError")
 BEGINS = ("ContainerCreating", "PodInitializing")
 NO_SECRET = "CreateContainerConfigError"
 """A pod also has this reason while its secret does not exist yet."""
-BY_NODE: Mapping[str, tuple[EndCause, str]] = {
-    "Evicted": (EndCause.PREEMPTED, "the cluster evicted the session"),
-    "NodeShutdown": (EndCause.NODE_LOST, "the session's node was shut down"),
-    "Terminated": (EndCause.NODE_LOST, "the session's node was shut down"),
-    "Shutdown": (EndCause.NODE_LOST, "the session's node was shut down"),
+EVICTED = (EndCause.PREEMPTED, "the cluster evicted the session")
+GAVE_WAY = (EndCause.PREEMPTED, "the cluster ended the session for a more important pod")
+SHUT_DOWN = (EndCause.NODE_LOST, "the session's node was shut down")
+BY_CLUSTER: Mapping[str, tuple[EndCause, str]] = {
+    "Evicted": EVICTED,
+    "EvictionByEvictionAPI": EVICTED,
+    "Preempting": GAVE_WAY,
+    "PreemptionByScheduler": GAVE_WAY,
+    "DeletionByTaintManager": (EndCause.PREEMPTED, "the session's node was closed to it"),
+    "TerminationByKubelet": (EndCause.PREEMPTED, "the session's node ended it"),
+    "NodeShutdown": SHUT_DOWN,
+    "Terminated": SHUT_DOWN,
+    "Shutdown": SHUT_DOWN,
     "NodeLost": (EndCause.NODE_LOST, "the session's node is lost"),
+    "DeletionByPodGC": (EndCause.NODE_LOST, "the session's node is gone"),
     "NodeAffinity": (EndCause.LAUNCH_FAILED, "the node no longer takes such a session"),
     "UnexpectedAdmissionError": (EndCause.LAUNCH_FAILED, "the node did not admit the session"),
     "DeadlineExceeded": (EndCause.TIME_LIMIT, "the cluster's own time limit ended the session"),
-    "Preempting": (EndCause.PREEMPTED, "the cluster ended the session for a more important pod"),
 }
-"""By the reason of a failed pod."""
-DISRUPTED: Mapping[str, tuple[EndCause, str]] = {
-    "PreemptionByScheduler": (EndCause.PREEMPTED, "the cluster ended the session for a more important pod"),
-    "DeletionByTaintManager": (EndCause.PREEMPTED, "the session's node was closed to it"),
-    "EvictionByEvictionAPI": (EndCause.PREEMPTED, "the cluster evicted the session"),
-    "DeletionByPodGC": (EndCause.NODE_LOST, "the session's node is gone"),
-    "TerminationByKubelet": (EndCause.PREEMPTED, "the session's node ended it"),
-}
-"""By the reason of the condition DisruptionTarget."""
+"""By the reason of a failed pod, or of its condition DisruptionTarget."""
 LONGEST_WORDS = 300
 GONE = Ended(0, EndCause.EXITED, "the session's pod was removed outside JupyterHub")
 NODE_GONE = Ended(0, EndCause.NODE_LOST, "the session's node was removed from the cluster")
@@ -64,16 +64,14 @@ class StartTrouble:
 
 def how_it_ended(pod: Manifest) -> Ended | None:
     """Return how a pod's session ended; None while it runs, or may still begin to."""
-    status = _status(pod)
-    ended = _state(pod).get("terminated")
+    status, ended = _status(pod), _state(pod).get("terminated")
     if ended is not None:
         return _of_container(pod, ended)
     if status.get("phase") == "Failed":
         reason = str(status.get("reason") or "")
         cause, words = _by_cluster(status) or _out_of(reason)
-        return (None if reason else _of_init(pod)) or Ended(
-            KILLED, cause, _with(words, status.get("message"))
-        )
+        by_cluster = Ended(KILLED, cause, _with(words, status.get("message")))
+        return by_cluster if reason else _of_init(pod) or by_cluster
     if status.get("phase") == "Succeeded":
         return Ended(0, EndCause.EXITED, "the session's server ended with status 0")
     if pod["metadata"].get("deletionTimestamp"):
@@ -99,9 +97,9 @@ def _of_container(pod: Manifest, ended: Mapping[str, Any]) -> Ended:
     if ended.get("reason") in ("StartError", "ContainerCannotRun"):
         return Ended(code, EndCause.LAUNCH_FAILED, _with("the session's server could not be started", said))
     message = f"the session's server ended with status {code}"
-    last = [line.strip() for line in said.splitlines() if line.strip()]
+    last = shown_lines(said.encode(), most=1)
     if code and last:
-        message += f"; its last words: {_printable(last[-1], 200)}"
+        message += f"{LAST_WORDS}{last[0].strip()[:200]}"
     return Ended(code, EndCause.EXITED, message)
 
 
@@ -115,7 +113,7 @@ def why_not_up(pod: Manifest) -> StartTrouble | None:
         waiting = state.get("waiting") or {}
         reason, message = str(waiting.get("reason") or ""), waiting.get("message")
         if reason in NO_IMAGE:
-            words = _with(f"image {_image(pod, name)} cannot be had", message)
+            words = _with(f"image {_container(pod, name).get('image')} cannot be had", message)
             return StartTrouble(EndCause.PULL_FAILED, words)
         if reason in NOT_MADE or reason == NO_SECRET:
             words = _with("the session's container could not be made", message)
@@ -134,15 +132,7 @@ def was_refused(pod: Manifest) -> bool:
 
 def is_up(pod: Manifest) -> bool:
     """Return whether the session's container runs, or has run."""
-    return bool(_state(pod).get("running") or _state(pod).get("terminated"))
-
-
-def is_coming(pod: Manifest) -> bool:
-    """Return whether the session's container is up, or is next because all init containers have succeeded."""
-    before = [
-        (one.get("state") or {}).get("terminated") for one in _status(pod).get("initContainerStatuses") or ()
-    ]
-    return is_up(pod) or (bool(before) and all(one is not None and not one.get("exitCode") for one in before))
+    return bool(_state(pod).keys() & {"running", "terminated"})
 
 
 def is_running(pod: Manifest) -> bool:
@@ -182,14 +172,14 @@ def _states(pod: Manifest) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _by_cluster(status: Mapping[str, Any]) -> tuple[EndCause, str] | None:
-    return _disruption(status) or BY_NODE.get(str(status.get("reason") or ""))
+    return _disruption(status) or BY_CLUSTER.get(str(status.get("reason") or ""))
 
 
 def _disruption(status: Mapping[str, Any]) -> tuple[EndCause, str] | None:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             reason = str(condition.get("reason") or "")
-            return DISRUPTED.get(reason) or (EndCause.PREEMPTED, f"the cluster ended the session ({reason})")
+            return BY_CLUSTER.get(reason) or (EndCause.PREEMPTED, f"the cluster ended the session ({reason})")
     return None
 
 
@@ -200,33 +190,27 @@ def _out_of(reason: str) -> tuple[EndCause, str]:
 
 
 def _of_init(pod: Manifest) -> Ended | None:
-    """Return how an init container failed, ours or an administrator's; None if none did."""
+    """Return how an administrator's init container failed; None if none did."""
     for one in _status(pod).get("initContainerStatuses") or ():
         ended = (one.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            words = f"init container {one.get('name')} failed"
-            if one.get("name") == INIT:
-                words = "the session's files could not be put into its pod"
-            return Ended(int(ended["exitCode"]), EndCause.LAUNCH_FAILED, _with(words, ended.get("message")))
+            words = _with(f"init container {one.get('name')} failed", ended.get("message"))
+            return Ended(int(ended["exitCode"]), EndCause.LAUNCH_FAILED, words)
     return None
 
 
-def _image(pod: Manifest, name: str) -> str:
+def _container(pod: Manifest, name: str) -> Mapping[str, Any]:
     spec = pod.get("spec") or {}
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
-    return next((str(c.get("image")) for c in containers if c.get("name") == name), "")
+    return next((c for c in containers if c.get("name") == name), {})
 
 
 def _memory_of(pod: Manifest) -> str:
-    server: Mapping[str, Any] = next((c for c in pod["spec"]["containers"] if c.get("name") == CONTAINER), {})
-    limit = str(((server.get("resources") or {}).get("limits") or {}).get("memory", "limit"))
+    resources = _container(pod, CONTAINER).get("resources") or {}
+    limit = str((resources.get("limits") or {}).get("memory", "limit"))
     return f"{limit[:-2]} MiB" if limit.endswith("Mi") else limit
 
 
 def _with(words: str, message: object) -> str:
-    said = _printable(" ".join(str(message or "").split()), LONGEST_WORDS)
-    return f"{words}: {said}" if said else words
-
-
-def _printable(text: str, most: int) -> str:
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.expandtabs())[:most]
+    said = shown_lines(" ".join(str(message or "").split()).encode(), most=1)
+    return f"{words}: {said[0][:LONGEST_WORDS]}" if said else words

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kubernetes_asyncio.client import Configuration
@@ -28,7 +29,7 @@ from fgpuspawner.engines.base import (
     NotBound,
 )
 from fgpuspawner.engines.kubernetes import endings, files, inventory, leases
-from fgpuspawner.engines.kubernetes.api import CONFLICT, NOT_FOUND, Api, Refused, run_blocking
+from fgpuspawner.engines.kubernetes.api import METADATA, NOT_FOUND, Api, Refused, run_blocking
 from fgpuspawner.engines.kubernetes.dialects.base import (
     CONTAINER,
     TOLERATING,
@@ -37,19 +38,21 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
     Manifest,
     PodPatch,
     UnsupportedShare,
+    annotation,
     name_of,
+    with_owner,
 )
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.inventory import pruned
 from fgpuspawner.engines.kubernetes.lease_readers import LeasePodsReader
 from fgpuspawner.engines.kubernetes.mirror import AGAIN_AFTER_S, Mirror
-from fgpuspawner.engines.kubernetes.placeholders import Placeholders
-from fgpuspawner.engines.kubernetes.pods import PodOptions, session_objects, with_owner
+from fgpuspawner.engines.kubernetes.placeholders import Placeholders, placeholder_pod
+from fgpuspawner.engines.kubernetes.pods import PodOptions, session_objects
 from fgpuspawner.engines.kubernetes.rights import rights_of
 from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
-from fgpuspawner.settings.nodes import Machine, are_found_by_driver
+from fgpuspawner.settings.nodes import MachineFacts, are_found_by_driver
 
 log = logging.getLogger("fgpu.kubernetes")
 
@@ -65,22 +68,17 @@ KILLED_WITHIN_S = 5.0
 """How long a node may take to notice that the API has no such pod any longer, beyond the pod's own time to end."""
 BOUND = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="),)
 LOOK_EVERY_S = 0.5
-BEGUN_EVERY_S, BEGUN_WITHIN_S = 0.1, 2.0
-NOTHING = (f"{IN_CONTAINER}/probe-static",)
-"""A program of ours that ends at once without arguments."""
-FEW = 20
-"""Up to this number of pods that the watch has not reported are read one by one; else all pods are listed."""
 UNTOLD = "what the cluster's nodes have cannot be told"
 NOT_MEASURED = 'GPU use is measured only with dialect "lease" and c.KubernetesFGPUSpawner.measure_gpus = True'
 
 
-def node_of(pod: Manifest) -> str:
-    """Return the node that a session's pod is placed on."""
-    return str((pod["metadata"].get("annotations") or {}).get(marks.NODE, ""))
-
-
 MOST_LOG_READ = 256 << 10
 NOT_BEGUN = 400
+
+
+def node_of(pod: Manifest) -> str:
+    """Return the node that a session's pod is placed on."""
+    return annotation(pod, marks.NODE) or ""
 
 
 class KubernetesEngine(Engine):
@@ -109,6 +107,7 @@ class KubernetesEngine(Engine):
         lease_image: str = "",
         placeholder_class: str = "",
         most_placeholders: int = 0,
+        hub_pod: str = "",
     ) -> None:
         self._installation = installation
         self._configuration = configuration
@@ -125,8 +124,8 @@ class KubernetesEngine(Engine):
         self._queue: Queue | None = None
         self._answers = True
         self._silent = Failures(log, "What runs in the cluster cannot be seen now")
-        #: Whether each node was ready, and its digest, when the Hub was last told that nodes have changed.
-        self._reported: dict[str, tuple[bool, str]] = {}
+        #: The digest of each node when the Hub was last told that nodes have changed.
+        self._reported: dict[str, str] = {}
         #: Pods that have ended and are being deleted; `observe` leaves them out.
         self._going: set[str] = set()
         #: Pods that the API has forgotten while their processes ran, and the time by which their node has ended these.
@@ -137,12 +136,7 @@ class KubernetesEngine(Engine):
         self._as_leased: set[str] = set()
         api = self._api = Api(configuration)
         self._pods: Mirror[Manifest] = Mirror(
-            api,
-            f"{self._own}/pods",
-            self._marked,
-            what="pods",
-            keep=pruned,
-            changed=self._pod_changed,
+            api, f"{self._own}/pods", self._marked, what="pods", keep=pruned, changed=self._pod_changed
         )
         self._nodes: Mirror[Manifest] = Mirror(
             api, f"{CORE}/nodes", what="nodes", keep=pruned, changed=self._node_changed
@@ -153,26 +147,26 @@ class KubernetesEngine(Engine):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers: dict[str, LeasePodsReader] = {}
         self._leases: leases.Leases | None = None
-        if isinstance(dialect, Lease) and lease_image:
-            self._leases = leases.Leases(
-                api, f"{self._own}/pods", dialect, installation=installation.id, image=lease_image
-            )
-            self.capabilities = replace(self.capabilities, sees_processes=dialect.measures)
         self._placeholders: Placeholders | None = None
-        if self._leases is not None and placeholder_class:
-            self._placeholders = Placeholders(
-                api,
-                f"{self._own}/pods",
-                installation=installation.id,
-                most=most_placeholders,
-                priority_class=placeholder_class,
-                image=lease_image,
-                session_spec=session_spec,
-            )
+        if isinstance(dialect, Lease) and lease_image:
+            ours, pods = installation.id, f"{self._own}/pods"
+            self._leases = leases.Leases(api, pods, dialect, installation=ours, image=lease_image)
+            self.capabilities = replace(self.capabilities, sees_processes=dialect.measures)
+            if placeholder_class:
+                pod_of = partial(
+                    placeholder_pod,
+                    installation=ours,
+                    image=lease_image,
+                    priority_class=placeholder_class,
+                    session_spec=session_spec,
+                )
+                self._placeholders = Placeholders(
+                    api, pods, pod_of, installation=ours, most=most_placeholders, hub_pod=hub_pod
+                )
 
     # -- the Hub's life -------------------------------------------------------------------------------
 
-    def survey(self) -> Mapping[str, Machine | None]:
+    def survey(self) -> Mapping[str, MachineFacts | None]:
         """Return what our nodes offer to sessions beside the pods of others; None for a node that is not ready.
 
         Raises:
@@ -186,23 +180,22 @@ class KubernetesEngine(Engine):
                 raise EngineSilent(f"{UNTOLD}: {trouble}")
             records = run_blocking(self._records)
             # Copies: the event loop changes the originals during this.
-            return self._machines(
-                list(self._known_nodes().values()), list(self._others.found.values()), records
-            )
+            nodes, usage = list(self._known_nodes().values()), list(self._others.found.values())
+            return self._machines(nodes, usage, records)
         except Refused as e:
             raise EngineSilent(f"{UNTOLD}: {e}") from e
 
-    async def _asked_for_machines(self) -> Mapping[str, Machine | None]:
+    async def _asked_for_machines(self) -> Mapping[str, MachineFacts | None]:
         """Read nodes and pods from the API, for use while no watch runs."""
         async with Api(self._configuration) as api:
             await self._learn_rights(api)
-            if self._is_narrow:
-                untold = inventory.untold(self._installation.settings.nodes)
-                if untold:
-                    raise EngineSilent(f"{UNTOLD}: {untold}")
-                nodes = list(self._known_nodes().values())
-            else:
-                nodes = await api.listed(f"{CORE}/nodes", keep=pruned)
+            if self._is_narrow and (untold := inventory.untold(self._installation.settings.nodes)):
+                raise EngineSilent(f"{UNTOLD}: {untold}")
+            nodes = (
+                list(self._known_nodes().values())
+                if self._is_narrow
+                else await api.listed(f"{CORE}/nodes", keep=pruned)
+            )
             usage = await api.listed(self._others.path, BOUND, keep=self._usage)
         return self._machines(nodes, usage, await self._records())
 
@@ -223,12 +216,8 @@ class KubernetesEngine(Engine):
             if "pods" in self._lacking:
                 self._others = self._mirror_of_others(f"{self._own}/pods")
             for right in lacking:
-                log.warning(
-                    "The Hub may not %s %s in the whole cluster: %s",
-                    " and ".join(right.verbs),
-                    right.resource,
-                    right.else_,
-                )
+                words, verbs = "The Hub may not %s %s in the whole cluster: %s", " and ".join(right.verbs)
+                log.warning(words, verbs, right.resource, right.else_)
 
     @property
     def _is_narrow(self) -> bool:
@@ -262,7 +251,7 @@ class KubernetesEngine(Engine):
 
     def _machines(
         self, nodes: Sequence[Manifest], others: Sequence[inventory.PodUsage], records: GpuRecords
-    ) -> Mapping[str, Machine | None]:
+    ) -> Mapping[str, MachineFacts | None]:
         on = inventory.by_node(others)
         return {
             name_of(node): self._machine(node, on.get(name_of(node), []), records)
@@ -275,12 +264,11 @@ class KubernetesEngine(Engine):
 
     def _machine(
         self, node: Manifest, others: Sequence[inventory.PodUsage], records: GpuRecords
-    ) -> Machine | None:
+    ) -> MachineFacts | None:
         """Return what a node offers; also None if that cannot be read, and then its last state stays in force."""
         leased = [one.pod for one in others if one.lease and one.pod is not None]
         # Before `open` no lease pod is asked, and the GPUs of its node are unknown.
-        pods, answers = (leased, {}) if self._leases is None else self._leases.counting(leased)
-        records = replace(records, pods=pods, lease_answers=answers)
+        records = replace(records, leases={} if self._leases is None else self._leases.counting(leased))
         try:
             return inventory.machine_of(node, others, self._dialect, records, self._session_spec, self._held)
         except ValueError as e:
@@ -312,8 +300,7 @@ class KubernetesEngine(Engine):
                     await asyncio.sleep(AGAIN_AFTER_S)
             followed: list[Mirror[Any]] = [self._pods, self._others]
             followed += [] if self._is_narrow else [self._nodes]
-            followed += [] if self._leases is None else [self._leases.mirror]
-            followed += [] if self._placeholders is None else [self._placeholders.mirror]
+            followed += [own.mirror for own in (self._leases, self._placeholders) if own is not None]
             await asyncio.gather(*(mirror.follow() for mirror in followed))
         finally:
             await self._api.close()
@@ -323,14 +310,15 @@ class KubernetesEngine(Engine):
         assert self._queue is not None
         if not (self._nodes.listed or self._is_narrow):
             await self._nodes.until_changed(leases.EVERY_S)
-        # Without the nodes all leases would be too many.
-        if self._nodes.listed or self._is_narrow:
-            nodes = list(filter(self._is_leased, self._known_nodes().values()))
-            if self._placeholders is not None:
-                snapshot = await self._queue.snapshot()
-                nodes = self._placeholders.kept(nodes, snapshot)
-                await self._placeholders.reconcile(snapshot)
-            await self._leases.reconcile(nodes, self._queue.snapshot, self._leased)
+            # Without the nodes all leases would be too many.
+            if not self._nodes.listed:
+                return
+        nodes = list(filter(self._is_leased, self._known_nodes().values()))
+        if self._placeholders is not None:
+            snapshot = await self._queue.snapshot()
+            nodes = self._placeholders.kept(nodes, snapshot)
+            await self._placeholders.reconcile(snapshot)
+        await self._leases.reconcile(nodes, self._queue.snapshot, self._offer_changed)
 
     def _is_leased(self, node: Manifest) -> bool:
         """Return whether a node is ours, with GPUs that its driver lists."""
@@ -338,7 +326,7 @@ class KubernetesEngine(Engine):
         spec = next((spec for spec in named if spec["name"] == name_of(node)), None)
         return inventory.is_ours(node, [spec["name"]] if spec else []) and are_found_by_driver(spec or {})
 
-    def _leased(self) -> None:
+    def _offer_changed(self) -> None:
         self._nodes_changed()
         self._changed()
 
@@ -362,14 +350,12 @@ class KubernetesEngine(Engine):
 
     def _node_changed(self, node: Manifest, there: bool) -> None:
         # A kubelet reports every few seconds that it lives: only changes that matter for sessions count.
-        before = self._reported.pop(name_of(node), (False, ""))
-        now = (inventory.is_ready(node), inventory.digest(node)) if there else (False, "")
+        before = self._reported.pop(name_of(node), "")
+        now = inventory.digest(node) if there else ""
         if there:
             self._reported[name_of(node)] = now
-        if now[0] != before[0]:
-            self._changed()
-        if now[1] != before[1]:
-            self._nodes_changed()
+        if now != before:
+            self._offer_changed()
             if self._leases is not None:
                 self._leases.wake.set()
 
@@ -396,18 +382,14 @@ class KubernetesEngine(Engine):
         """Return our pods that the cluster has at this moment.
 
         Shares are freed by this, so the mirror alone is not enough: it may be late. The API is asked for the names of
-        pods, and for each pod that the mirror does not have.
+        pods, and for all pods if the mirror does not have one of them.
         """
         path = f"{self._own}/pods"
         names = await self._api.names(path, self._marked)
         found = self._pods.found
-        unknown = names - found.keys()
-        if len(unknown) > FEW or self._pods.trouble is not None:
+        if names - found.keys() or self._pods.trouble is not None:
             return await self._api.listed(path, self._marked, keep=pruned)
-        asked = await asyncio.gather(*(self._asked_for(name) for name in unknown))
-        if None in asked:
-            raise EngineSilent("a pod of the cluster cannot be seen now")
-        return [*(found[name] for name in names & found.keys()), *(pod for pod in asked if pod)]
+        return [found[name] for name in names]
 
     def _note_forgotten(self, pod: Manifest) -> None:
         """Note that a pod has left the API. After a deletion by force its processes may run for its grace period."""
@@ -468,9 +450,8 @@ class KubernetesEngine(Engine):
         assert placement is not None
         if not spec.image.reference:
             raise LaunchFailed(f"there is no image {spec.image.slug!r} any more", EndCause.PULL_FAILED)
-        carries = self._dialect.init_containers or not spec.devices
         try:
-            session_files = await asyncio.to_thread(files.pod_files, spec.prepared) if carries else None
+            session_files = await asyncio.to_thread(files.pod_files, spec.prepared, spec.shared)
         except OSError as e:
             raise LaunchFailed(f"the session's files cannot be read: {e}") from e
         objects = session_objects(
@@ -481,7 +462,9 @@ class KubernetesEngine(Engine):
             if spec.devices:
                 patch = self._dialect.patch(placement.shares, spec.devices, name=name)
             if spec.options.claim is not None:
-                await self._make_volume_claim(spec.options.claim)
+                await self._make_if_missing("persistentvolumeclaims", spec.options.claim)
+            for config_map in session_files.config_maps:
+                await self._make_if_missing("configmaps", config_map)
             pod = await self._make("pods", patch.applied(objects.pod))
             # The pod waits until it has these. The cluster deletes them with it, even after a crash of this Hub.
             for claim in patch.claims:
@@ -499,19 +482,16 @@ class KubernetesEngine(Engine):
         path = f"{api}/namespaces/{self._namespace}/{kind}"
         return await to_the_end(self._api.ask("POST", path, body=dict(manifest)))
 
-    async def _make_volume_claim(self, claim: Manifest) -> None:
-        """Create a volume claim if it is missing; an existing one stays as it is."""
-        kind = "persistentvolumeclaims"
+    async def _make_if_missing(self, kind: str, manifest: Manifest) -> None:
+        """Create an object of our namespace; one of its name that is there stays as it is."""
+        path = f"{self._own}/{kind}"
         try:
-            await self._make(kind, claim)
+            # Its metadata alone: the content of a ConfigMap is large.
+            await self._api.ask("GET", f"{path}/{name_of(manifest)}", accept=METADATA)
         except Refused as e:
-            if e.status == CONFLICT:
-                return
-            # A cluster checks a quota before it checks whether the claim exists.
-            try:
-                await self._api.ask("GET", f"{self._own}/{kind}/{name_of(claim)}")
-            except Refused:
-                raise e from None
+            if e.status != NOT_FOUND:
+                raise
+            await to_the_end(self._api.make(path, manifest))
 
     async def _up(self, spec: LaunchSpec, name: str) -> Endpoint:
         """Wait until a pod's server may answer.
@@ -524,17 +504,14 @@ class KubernetesEngine(Engine):
         while True:
             if not self._holds(spec):
                 await self._give_up_place(name, "its GPU is no longer leased")
-            pod = self._pods.found.get(name)
-            coming = pod is not None and endings.is_coming(pod)
-            if pod is not None:
-                up = endings.is_up(pod) or (coming and await self._has_begun(name))
-                if up and endings.address_of(pod):
+            if (pod := self._pods.found.get(name)) is not None:
+                if endings.is_up(pod) and endings.address_of(pod):
                     log.info("Session %d: pod %s is started", spec.session.id, name)
                     return Endpoint(endings.address_of(pod), spec.port, spec.simulated or bool(spec.devices))
                 ended, trouble = endings.how_it_ended(pod), endings.why_not_up(pod)
-                if ended is not None and endings.was_refused(pod):
-                    await self._give_up_place(name, ended.message)
                 if ended is not None:
+                    if endings.was_refused(pod):
+                        await self._give_up_place(name, ended.message)
                     cause = ended.cause if ended.cause is not EndCause.EXITED else EndCause.LAUNCH_FAILED
                     raise LaunchFailed(ended.message, cause)
                 if trouble is not None:
@@ -543,21 +520,7 @@ class KubernetesEngine(Engine):
                         if trouble.unbound:
                             await self._give_up_place(name, trouble.message)
                         raise LaunchFailed(trouble.message, trouble.cause)
-            await self._pods.until_changed(BEGUN_EVERY_S if coming else LOOK_EVERY_S)
-
-    async def _has_begun(self, name: str) -> bool:
-        """Return whether a session's container runs: its node looks only once a second, and reports after that."""
-        try:
-            answer = await self._run(name, NOTHING, BEGUN_WITHIN_S)
-        except (Refused, EngineSilent, TimeoutError):
-            return False
-        return answer.status is not None
-
-    async def _run(self, name: str, command: Sequence[str], within_s: float) -> Answer:
-        async with asyncio.timeout(within_s):
-            return await self._api.run(
-                f"{self._own}/pods/{name}", CONTAINER, command, most_bytes=LARGEST_BYTES
-            )
+            await self._pods.until_changed(LOOK_EVERY_S)
 
     async def _note_held(self) -> None:
         """Note which GPUs sessions hold, where the cluster chooses the GPU: pods of others then hide other GPUs first."""
@@ -580,26 +543,21 @@ class KubernetesEngine(Engine):
         if await to_the_end(self._ended_and_gone(name, grace_s=1)):
             raise NotBound(why)
 
-    async def ended(self, session: Session) -> Ended | None:
-        name = marks.name_of(self._installation.id, session.id, session.attempt)
-        pod = self._pods.found.get(name)
-        if pod is None:
-            pod = await self._asked_for(name)
-        if pod is None:
-            return None
-        if pod:
-            return endings.how_it_ended(pod)
-        removed = session.placement is not None and self._is_removed(session.placement.node_id)
-        return endings.NODE_GONE if removed else endings.GONE
+    def _name_of(self, session: Session) -> str:
+        return marks.name_of(self._installation.id, session.id, session.attempt)
 
-    async def _asked_for(self, name: str) -> Manifest | None:
-        """Return a pod: empty if there is none, None if it could not be read."""
+    async def ended(self, session: Session) -> Ended | None:
+        name = self._name_of(session)
         try:
-            return await self._api.ask("GET", f"{self._own}/pods/{name}")
-        except Refused as e:
-            return {} if e.status == NOT_FOUND else None
+            pod = self._pods.found.get(name) or await self._api.ask("GET", f"{self._own}/pods/{name}")
+            return endings.how_it_ended(pod)
         except EngineSilent:
             return None
+        except Refused as e:
+            if e.status != NOT_FOUND:
+                return None
+        removed = session.placement is not None and self._is_removed(session.placement.node_id)
+        return endings.NODE_GONE if removed else endings.GONE
 
     def is_away(self, session: Session) -> bool:
         assert session.placement is not None
@@ -608,21 +566,19 @@ class KubernetesEngine(Engine):
     async def probe(
         self, session: Session, command: Sequence[str], *, environment: Mapping[str, str], timeout_s: float
     ) -> Answer:
-        name = marks.name_of(self._installation.id, session.id, session.attempt)
         program, *rest = command
+        words, path = [f"{IN_CONTAINER}/{program}", *rest], f"{self._own}/pods/{self._name_of(session)}"
         try:
-            return await self._run(name, [f"{IN_CONTAINER}/{program}", *rest], timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self._api.run(path, CONTAINER, words, most_bytes=LARGEST_BYTES)
         except (Refused, EngineSilent, TimeoutError) as e:
-            log.warning(
-                "Session %d: the check of its GPU limit could not be run: %s", session.id, e or "too late"
-            )
+            log.warning("Session %d: the check of its GPU limit was not run: %s", session.id, e or "too late")
             raise LaunchFailed("the cluster did not run the check of the session's GPU limit") from e
 
     async def log(self, session: Session, *, lines: int) -> bytes | None:
-        name = marks.name_of(self._installation.id, session.id, session.attempt)
         query = [("container", CONTAINER), ("tailLines", str(lines)), ("limitBytes", str(MOST_LOG_READ))]
         try:
-            return await self._api.text(f"{self._own}/pods/{name}/log", query) or None
+            return await self._api.text(f"{self._own}/pods/{self._name_of(session)}/log", query) or None
         except Refused as e:
             # 400: its container has not begun.
             if e.status in (NOT_FOUND, NOT_BEGUN):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from math import ceil
 from typing import Any
 
 from fgpu_scheduler import FoundDevice
@@ -23,7 +25,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
     quantity,
 )
 from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL, LeaseUnanswered
-from fgpuspawner.settings.nodes import Machine, Spec
+from fgpuspawner.settings.nodes import MachineFacts, Spec
 
 GROUP = "fgpu.group"
 """The label of nodes that sessions may use; its value is their resource group."""
@@ -66,17 +68,10 @@ def is_closed(node: Manifest, session: Manifest) -> bool:
 
     It is cordoned, has a taint that the pod does not tolerate, or does not meet its node selector or required affinity.
     """
-    spec = node.get("spec") or {}
-    tolerations = session.get("tolerations") or ()
-    return (
-        bool(spec.get("unschedulable"))
-        or not all(
-            any(_tolerates(one, taint) for one in tolerations)
-            for taint in spec.get("taints") or ()
-            if taint.get("effect") in CLOSING
-        )
-        or not _is_chosen(node, session)
-    )
+    spec, tolerations = node.get("spec") or {}, session.get("tolerations") or ()
+    taints = [taint for taint in spec.get("taints") or () if taint.get("effect") in CLOSING]
+    tolerated = all(any(_tolerates(one, taint) for one in tolerations) for taint in taints)
+    return bool(spec.get("unschedulable")) or not tolerated or not _is_chosen(node, session)
 
 
 def _tolerates(toleration: Manifest, taint: Manifest) -> bool:
@@ -116,10 +111,8 @@ def _meets(has: Mapping[str, str], requirement: Manifest) -> bool:
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt" as operator if value is not None:
-            try:
+            with suppress(ValueError):
                 return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
-            except ValueError:
-                return False
     return False
 
 
@@ -157,23 +150,15 @@ def told_node(spec: Spec, pods: Iterable[Manifest]) -> Manifest:
     number of GPUs is that of the UUIDs in the description; else one more than our leases hold, so that one lease tries.
     """
     name, gpus = spec["name"], spec.get("gpus")
-    here = [
-        pod
-        for pod in pods
-        if pod["spec"].get("nodeName") == name and (pod.get("status") or {}).get("phase") == "Running"
-    ]
+    running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
+    here = [pod for pod in running if pod["spec"].get("nodeName") == name]
     number = len(gpus) if isinstance(gpus, list) else 1 + sum(label(p, LEASE_LABEL) is not None for p in here)
+    amounts = {"cpu": str(spec["cpu"]), "memory": f"{spec['memory_mib']}Mi", "nvidia.com/gpu": str(number)}
+    ready = {"type": "Ready", "status": str(not any(map(_is_cut_off, here)))}
     return {
         "metadata": {"name": name},
         "spec": {},
-        "status": {
-            "allocatable": {
-                "cpu": str(spec["cpu"]),
-                "memory": f"{spec['memory_mib']}Mi",
-                "nvidia.com/gpu": str(number),
-            },
-            "conditions": [{"type": "Ready", "status": str(not any(map(_is_cut_off, here)))}],
-        },
+        "status": {"allocatable": amounts, "conditions": [ready]},
     }
 
 
@@ -186,8 +171,8 @@ def _is_cut_off(pod: Manifest) -> bool:
 # --- Pods ---
 
 
-def pod_requests(pod: Manifest) -> Mapping[str, Decimal]:
-    """Return a pod's resource requests, as Kubernetes' scheduler counts them.
+def pod_requests(pod: Manifest) -> Counter[str]:
+    """Return a pod's resource requests in thousandths, as Kubernetes' scheduler counts them.
 
     That is the sum of its containers and sidecars, or, if more, an init container's beside the sidecars that run before
     it. Requests of the pod as a whole take precedence; overhead is added.
@@ -197,31 +182,25 @@ def pod_requests(pod: Manifest) -> Mapping[str, Decimal]:
     Source: Kubernetes, component-helpers/resource, PodRequests.
     """
     spec = pod.get("spec") or {}
-    most: dict[str, Decimal] = {}
-    running: dict[str, Decimal] = {}
+    most, running = Counter[str](), Counter[str]()
     for container in spec.get("initContainers") or ():
-        needed = _sum(running, _requests(container))
-        most |= {name: max(most.get(name, amount), amount) for name, amount in needed.items()}
+        needed = running + _requests(container)
+        most |= needed
         if container.get("restartPolicy") == "Always":
             running = needed
     for container in spec.get("containers") or ():
-        running = _sum(running, _requests(container))
-    own = {name: max(most.get(name, amount), amount) for name, amount in running.items()}
-    found = {**most, **own, **_amounts((spec.get("resources") or {}).get("requests") or {})}
-    return _sum(found, _amounts(spec.get("overhead") or {}))
+        running += _requests(container)
+    whole = _thousandths((spec.get("resources") or {}).get("requests") or {})
+    return Counter({**(most | running), **whole}) + _thousandths(spec.get("overhead") or {})
 
 
-def _sum(one: Mapping[str, Decimal], other: Mapping[str, Decimal]) -> dict[str, Decimal]:
-    return {name: one.get(name, Decimal(0)) + other.get(name, Decimal(0)) for name in (*one, *other)}
-
-
-def _amounts(requests: Mapping[str, Any]) -> dict[str, Decimal]:
-    return {name: quantity(amount) for name, amount in requests.items()}
-
-
-def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
+def _requests(container: Mapping[str, Any]) -> Counter[str]:
     resources = container.get("resources") or {}
-    return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    return _thousandths({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _thousandths(amounts: Mapping[str, Any]) -> Counter[str]:
+    return Counter({name: ceil(1000 * quantity(amount)) for name, amount in amounts.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +219,13 @@ class PodOwner:
 class PodUsage:
     """What one pod that is none of our sessions takes of its node; small, because a cluster has thousands of pods.
 
-    ``trouble`` says why the amounts cannot be read. ``pod`` is set for a ``lease`` of ours, and for a pod that may have a
-    GPU.
+    ``memory_milli`` is in thousandths of a byte. ``trouble`` says why the amounts cannot be read. ``pod`` is set for a
+    ``lease`` of ours, and for a pod that may have a GPU.
     """
 
     node: str
-    cpu: Decimal = Decimal(0)
-    memory: Decimal = Decimal(0)
+    cpu_milli: int = 0
+    memory_milli: int = 0
     trouble: str = ""
     lease: bool = False
     pod: Manifest | None = None
@@ -266,8 +245,7 @@ def usage_of(pod: Manifest, dialect: Dialect, owner: PodOwner) -> PodUsage | Non
         amounts = pod_requests(pod)
     except ValueError as e:
         return PodUsage(node, trouble=f"pod {name_of(pod)}: {e}", lease=lease, pod=own)
-    nothing = Decimal(0)
-    return PodUsage(node, amounts.get("cpu", nothing), amounts.get("memory", nothing), lease=lease, pod=own)
+    return PodUsage(node, amounts["cpu"], amounts["memory"], lease=lease, pod=own)
 
 
 def _may_have_gpu(pod: Manifest, dialect: Dialect) -> bool:
@@ -278,10 +256,10 @@ def _may_have_gpu(pod: Manifest, dialect: Dialect) -> bool:
         return True
 
 
-def by_node(usage: Iterable[PodUsage]) -> dict[str, list[PodUsage]]:
-    found: dict[str, list[PodUsage]] = {}
+def by_node(usage: Iterable[PodUsage]) -> Mapping[str, list[PodUsage]]:
+    found = defaultdict[str, list[PodUsage]](list)
     for one in usage:
-        found.setdefault(one.node, []).append(one)
+        found[one.node].append(one)
     return found
 
 
@@ -292,7 +270,7 @@ def machine_of(
     records: GpuRecords,
     session: Manifest,
     held: Collection[str] = (),
-) -> Machine | None:
+) -> MachineFacts | None:
     """Return what a node offers to sessions beside the pods of ``others``; None if it is not ready.
 
     ``session`` is the spec of a session's pod without its node; ``held`` are the devices that sessions hold.
@@ -302,17 +280,16 @@ def machine_of(
     """
     if not is_ready(node):
         return None
-    for one in others:
-        if one.trouble:
-            raise ValueError(one.trouble)
+    if trouble := next((one.trouble for one in others if one.trouble), ""):
+        raise ValueError(trouble)
     has = (node.get("status") or {}).get("allocatable") or {}
-    nothing = Decimal(0)
-    cpu = quantity(has.get("cpu", "0")) - sum((one.cpu for one in others), nothing)
-    memory = quantity(has.get("memory", "0")) - sum((one.memory for one in others), nothing)
+    left = _thousandths({name: has.get(name, "0") for name in ("cpu", "memory")})
+    left["cpu"] -= sum(one.cpu_milli for one in others)
+    left["memory"] -= sum(one.memory_milli for one in others)
     foreign = [one.pod for one in others if one.pod is not None and not one.lease]
-    own = Machine(
-        int(1000 * max(nothing, cpu)),
-        int(max(nothing, memory)) // MIB,
+    own = MachineFacts(
+        max(0, left["cpu"]),
+        max(0, left["memory"]) // (1000 * MIB),
         group=label(node, GROUP),
         closed=is_closed(node, session),
         found=True,
@@ -326,11 +303,7 @@ def machine_of(
 def _devices(
     node: Manifest, foreign: Sequence[Manifest], dialect: Dialect, records: GpuRecords, held: Collection[str]
 ) -> tuple[FoundDevice, ...]:
-    """Return the node's GPUs without those that other pods use, even in part: we do not divide these.
-
-    Raises:
-        GpuUnknown: that cannot be told.
-    """
+    """Return the node's GPUs without those that other pods use, even in part: we do not divide these."""
     devices = dialect.capacity(node, records)
     if dialect.pins_card:
         used = {gpu.uuid for pod in foreign for gpu in dialect.assigned(pod, records)}

@@ -64,16 +64,12 @@ class LeasePodsReader(NvmlReader):
         self._asking_now = asyncio.Lock()
 
     def ask_here(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer for each device, "error" for one that could not be asked."""
-        return self._wait(self._each(question))
-
-    async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Do as `ask_here`, in the Hub's event loop."""
-        return await self._each(question)
+        """Return the answer for each device, "error" for one that could not be asked. Blocks."""
+        return self._wait(self.ask(question))
 
     def pods_of(self, pids: Sequence[int]) -> dict[int, str]:
         """Return the uid of the pod of each process that runs in one. Blocks; raises NvmlUnknown."""
-        found = self._wait(self._any({"do": "cgroups", "pids": list(pids)}))["cgroups"]
+        found = self._wait(self._ask_any({"do": "cgroups", "pids": list(pids)}))["cgroups"]
         pods = {int(pid): POD.search(str(text)) for pid, text in found.items()}
         # The outermost name is the kubelet's; a session can make no cgroup.
         return {pid: match[1].replace("_", "-") for pid, match in pods.items() if match}
@@ -96,7 +92,8 @@ class LeasePodsReader(NvmlReader):
             asked.cancel()
             raise NvmlUnknown(f"{self.library} do not answer") from e
 
-    async def _each(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Do as `ask_here`, in the Hub's event loop."""
         async with self._asking_now:
             uuids = list(question["uuids"])
             answers = await asyncio.gather(*(self._device(uuid, question) for uuid in uuids))
@@ -111,7 +108,7 @@ class LeasePodsReader(NvmlReader):
         except (NvmlUnknown, KeyError, TypeError) as e:
             return {"error": str(e)[:500]}
 
-    async def _any(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    async def _ask_any(self, question: Mapping[str, Any]) -> dict[str, Any]:
         async with self._asking_now:
             for pod in self._pods().values():
                 return await self._ask_pod(pod, question)

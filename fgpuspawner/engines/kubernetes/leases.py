@@ -68,8 +68,8 @@ class Leases:
         #: The uids of lease pods to delete; their GPUs are no longer offered.
         self._withdrawn: frozenset[str] = frozenset()
         self._too_many_since: dict[str, float] = {}
-        #: The leases of the last `reconcile`: name and answer, by uid.
-        self._offered: dict[str, tuple[str, str]] = {}
+        #: The leases of the last `reconcile`: uid, name and answer.
+        self._offered: set[tuple[str, str, str]] = set()
         self._failures = Failures(log, "GPUs cannot be leased now")
         #: Set when there is something to reconcile.
         self.wake = asyncio.Event()
@@ -83,27 +83,22 @@ class Leases:
         if not there or _phase(pod) not in OVER:
             self.wake.set()
 
-    def counting(self, pods: Iterable[Manifest]) -> tuple[list[Manifest], dict[str, str]]:
-        """Return the lease pods that count, and their answers by name. Safe in any thread.
+    def counting(self, pods: Iterable[Manifest]) -> dict[str, str | None]:
+        """Return the answers of the lease pods that count, by name; None for one that was not asked. Safe in any thread.
 
-        A pod that was not asked yet counts. Of several with the same GPU, as from a device plugin that gives each GPU
-        several times, only the first counts.
+        Of several with the same GPU, as from a device plugin that gives each GPU several times, only the first counts.
         """
-        counted: list[Manifest] = []
-        answers: dict[str, str] = {}
+        counted: dict[str, str | None] = {}
         uuids: set[str | None] = set()
         for pod in pods:
             ours = label(pod, LEASE_LABEL) == self._installation and _uid(pod) not in self._withdrawn
-            if not ours or not _is_held(pod):
-                continue
             answer = self._answers.get(_uid(pod))
+            if not ours or not _is_held(pod) or (answer and (answer.text is None or answer.uuid in uuids)):
+                continue
             if answer is not None:
-                if answer.text is None or answer.uuid in uuids:
-                    continue
                 uuids.add(answer.uuid)
-                answers[name_of(pod)] = answer.text
-            counted.append(pod)
-        return counted, answers
+            counted[name_of(pod)] = answer.text if answer else None
+        return counted
 
     def pods_on(self, node: str) -> dict[str, Manifest]:
         """Return the lease pods of a node by their GPU, also those that are withdrawn: sessions may be on it."""
@@ -112,7 +107,7 @@ class Leases:
 
     def offered_on(self, node: str) -> set[str | None]:
         """Return the UUIDs of a node's leased GPUs; None is among them while a lease pod was not asked."""
-        return {self._uuid(pod) for pod in self.counting(self._on(node))[0]}
+        return {self._uuid(self.mirror.found[name]) for name in self.counting(self._on(node))}
 
     async def reconcile(
         self,
@@ -126,8 +121,8 @@ class Leases:
         """
         if not self.mirror.listed:
             await self.mirror.until_changed(EVERY_S)
-        if not self.mirror.listed:
-            return
+            if not self.mirror.listed:
+                return
         # Many changes of one moment are handled together.
         await asyncio.sleep(TOGETHER_S)
         ours = {_prefix(self._installation, name_of(node)): node for node in nodes}
@@ -164,12 +159,14 @@ class Leases:
 
     def _note_offered(self) -> bool:
         """Log which leases are new or lost since the last call; return whether any is."""
-        before, answers = self._offered, self.counting(list(self.mirror.found.values()))[1]
-        self._offered = {_uid(self.mirror.found[name]): (name, text) for name, text in answers.items()}
-        for name, text in sorted(set(self._offered.values()) - set(before.values())):
-            log.info("The lease pod %s holds GPU %s", name, _short(text))
-        for name, text in sorted(set(before.values()) - set(self._offered.values())):
-            log.warning("The lease pod %s no longer holds GPU %s for sessions", name, _short(text))
+        before, counted = self._offered, self.counting(list(self.mirror.found.values()))
+        self._offered = {
+            (_uid(self.mirror.found[name]), name, _short(text)) for name, text in counted.items() if text
+        }
+        for _, name, text in sorted(self._offered - before):
+            log.info("The lease pod %s holds GPU %s", name, text)
+        for _, name, text in sorted(before - self._offered):
+            log.warning("The lease pod %s no longer holds GPU %s for sessions", name, text)
         return self._offered != before
 
     def _missing(self, prefix: str, number: int) -> Iterable[str]:
@@ -190,13 +187,13 @@ class Leases:
             self._too_many_since.pop(prefix, None)
             return []
         since = self._too_many_since.setdefault(prefix, time.monotonic())
-        waiting = [pod for pod in stay if not _node(pod)]
+        waiting = [pod for pod in reversed(stay) if not _node(pod)]
         broken = [pod for pod in stay if (a := self._answers.get(_uid(pod))) is not None and a.text is None]
-        back = [*reversed(waiting), *broken][:surplus]
-        if len(back) == surplus or time.monotonic() - since < TOO_MANY_FOR_S:
-            return back
-        idle = [pod for pod in stay if (uuid := self._uuid(pod)) is not None and uuid not in held]
-        return [*back, *(pod for pod in idle if pod not in back)]
+        back = [*waiting, *broken][:surplus]
+        if len(back) < surplus and time.monotonic() - since >= TOO_MANY_FOR_S:
+            idle = [pod for pod in stay if (uuid := self._uuid(pod)) is not None and uuid not in held]
+            back += [pod for pod in idle if pod not in back]
+        return back
 
     def _free(self, back: Sequence[Manifest], snapshot: Snapshot) -> list[Manifest]:
         """Return the pods of ``back`` with a GPU that has no session and cannot get one.
@@ -205,12 +202,8 @@ class Leases:
         """
         free: list[Manifest] = []
         for pod in back:
-            others = {
-                self._uuid(other)
-                for other in self._on(_node(pod))
-                if _is_held(other) and other not in [pod, *free]
-            }
-            if not _is_held(pod) or _held(snapshot, _node(pod)) <= others:
+            others = [own for own in self._on(_node(pod)) if _is_held(own) and own not in [pod, *free]]
+            if not _is_held(pod) or _held(snapshot, _node(pod)) <= set(map(self._uuid, others)):
                 free.append(pod)
         return free
 
@@ -219,14 +212,13 @@ class Leases:
 
     def _uuid(self, pod: Manifest) -> str | None:
         answer = self._answers.get(_uid(pod))
-        return None if answer is None else answer.uuid
+        return answer.uuid if answer else None
 
     # -- one pod --------------------------------------------------------------------------------------
 
     async def _make(self, wanted: tuple[str, str]) -> None:
         name, node = wanted
-        pod = self._dialect.lease_pod(name=name, node=node, image=self._image)
-        await self._api.make(self._pods, pod)
+        await self._api.make(self._pods, self._dialect.lease_pod(name=name, node=node, image=self._image))
 
     async def _remove(self, pod: Manifest) -> None:
         # The uid, because a new pod may have the same name by now.

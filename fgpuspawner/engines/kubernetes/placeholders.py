@@ -4,7 +4,9 @@
    priority. Fractions share a GPU. An autoscaler adds a node for a pod that the cluster cannot place.
 2. The pods that lease the new node's GPUs have a higher priority and take the place of placeholders.
 3. A placeholder is deleted when its request does not wait any longer, and is not made again soon: a node takes minutes.
-4. Lease pods hold all GPUs of a node, so an autoscaler would never remove it. An idle node's leases are given back,
+4. Where the Hub runs in a pod of the sessions' namespace, its pod owns the placeholders: they go with it.
+   A Hub that is started again makes new ones.
+5. Lease pods hold all GPUs of a node, so an autoscaler would never remove it. An idle node's leases are given back,
    except those of one node in each resource group; they are made again as soon as a request waits there.
 
 Sources: Cluster Autoscaler, FAQ (pods below the priority -10 add no node; which pods keep a node); Karpenter, Disruption
@@ -15,15 +17,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fgpu_scheduler import HOLDING, Request, Session, SessionState, Snapshot, WaitReason
 from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.engines.kubernetes.api import Api, Refused
-from fgpuspawner.engines.kubernetes.dialects.base import Manifest, label, name_of, sleeping_pod
+from fgpuspawner.engines.kubernetes.api import NOT_FOUND, Api, Refused
+from fgpuspawner.engines.kubernetes.dialects.base import Manifest, label, name_of, sleeping_pod, with_owner
 from fgpuspawner.engines.kubernetes.inventory import GROUP, PLACEHOLDER, pruned
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 
@@ -37,32 +38,24 @@ KEEPS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.s
 PLACES = ("nodeSelector", "tolerations", "affinity", "schedulerName", "imagePullSecrets")
 
 
-@dataclass(frozen=True, slots=True)
-class Placeholder:
-    """A placeholder for one session, with a number of GPUs."""
-
-    session: Session
-    gpus: int
-
-    def pod(self, *, installation: str, image: str, priority_class: str, spec: Manifest) -> dict[str, Any]:
-        """Return its pod; ``spec`` is that of a session's pod without its node."""
-        request = self.session.request
-        amounts = {
-            "cpu": f"{request.cpu_milli}m",
-            "memory": f"{request.memory_mib}Mi",
-            "nvidia.com/gpu": str(self.gpus),
-        }
-        where = {key: spec[key] for key in PLACES if spec.get(key)}
-        where["nodeSelector"] = {**(where.get("nodeSelector") or {}), GROUP: request.resource_group}
-        container = {
-            "name": "placeholder",
-            "image": image,
-            "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}],
-            "resources": {"limits": amounts, "requests": amounts},
-        }
-        name = f"fgpu-{installation}-placeholder-{self.session.id}"
-        where["priorityClassName"] = priority_class
-        return sleeping_pod(name, {PLACEHOLDER: installation}, container, where)
+def placeholder_pod(
+    session: Session, gpus: int, *, installation: str, image: str, priority_class: str, session_spec: Manifest
+) -> dict[str, Any]:
+    """Return the placeholder of a session with so many whole GPUs, where its pod would go by ``session_spec``."""
+    request = session.request
+    size = {"cpu": f"{request.cpu_milli}m", "memory": f"{request.memory_mib}Mi"}
+    amounts = {**size, "nvidia.com/gpu": str(gpus)}
+    where = {key: session_spec[key] for key in PLACES if session_spec.get(key)}
+    where["nodeSelector"] = {**(where.get("nodeSelector") or {}), GROUP: request.resource_group}
+    where["priorityClassName"] = priority_class
+    container = {
+        "name": "placeholder",
+        "image": image,
+        "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}],
+        "resources": {"limits": amounts, "requests": amounts},
+    }
+    name = f"fgpu-{installation}-placeholder-{session.id}"
+    return sleeping_pod(name, {PLACEHOLDER: installation}, container, where)
 
 
 def is_waiting(session: Session) -> bool:
@@ -71,9 +64,12 @@ def is_waiting(session: Session) -> bool:
     return pending and session.wait_reason is WaitReason.RESOURCES
 
 
-def wanted(snapshot: Snapshot, most: int) -> list[Placeholder]:
-    """Return the placeholders for the waiting sessions, oldest first; fractions use what earlier ones leave of a GPU."""
-    found: list[Placeholder] = []
+def wanted(snapshot: Snapshot, most: int) -> list[tuple[Session, int]]:
+    """Return the waiting sessions that get a placeholder, oldest first, with its number of GPUs.
+
+    Fractions use what earlier ones leave of a GPU.
+    """
+    found: list[tuple[Session, int]] = []
     left: dict[str, int] = {}
     for session in sorted(filter(is_waiting, snapshot.sessions), key=lambda s: s.id):
         group = session.request.resource_group
@@ -83,7 +79,7 @@ def wanted(snapshot: Snapshot, most: int) -> list[Placeholder]:
             continue
         gpus = -(-needed // 1000)
         left[group] = max(left.get(group, 0), gpus * 1000 - needed)
-        found.append(Placeholder(session, gpus))
+        found.append((session, gpus))
     return found[:most]
 
 
@@ -103,33 +99,32 @@ def _thousandths_of_gpu(request: Request, snapshot: Snapshot) -> int:
 
 
 class Placeholders:
-    """Keeps one installation's placeholders, ``most`` at once, and gives idle nodes back."""
+    """Keeps one installation's placeholders, ``most`` at once, and gives idle nodes back.
+
+    ``pod_of`` returns the placeholder of a session and a number of GPUs. ``hub_pod`` is the name of the Hub's own pod,
+    empty if the Hub does not run in the sessions' namespace.
+    """
 
     def __init__(
         self,
         api: Api,
         pods: str,
+        pod_of: Callable[[Session, int], Manifest],
         *,
         installation: str,
         most: int,
-        priority_class: str,
-        image: str,
-        session_spec: Manifest,
+        hub_pod: str = "",
     ) -> None:
         self._api = api
         self._pods = pods
         self._most = most
-        self._pod_settings: dict[str, Any] = {
-            "installation": installation,
-            "image": image,
-            "priority_class": priority_class,
-            "spec": session_spec,
-        }
+        self._hub_pod = hub_pod
+        self._pod_of = pod_of
         #: When each was made, by name.
         self._made: dict[str, float] = {}
         #: Since when nothing used a node.
         self._idle_since: dict[str, float] = {}
-        self._released: frozenset[str] = frozenset()
+        self._released: set[str] = set()
         self._failures = Failures(log, "The cluster's autoscaler cannot be told of waiting requests")
         self.mirror: Mirror[Manifest] = Mirror(
             api, pods, (("labelSelector", f"{PLACEHOLDER}={installation}"),), what="placeholders", keep=pruned
@@ -151,32 +146,40 @@ class Placeholders:
             # Without a GPU in the group a request would be refused.
             if idle.issuperset(own):
                 idle.discard(own[0])
-        self._say(idle)
-        return [node for node in nodes if name_of(node) not in idle]
-
-    def _say(self, idle: Collection[str]) -> None:
-        for name in sorted(set(idle) - self._released):
+        for name in sorted(idle - self._released):
             log.info("Node %s is idle: its GPUs are given back, so that an autoscaler may remove it", name)
-        self._released = frozenset(idle)
+        self._released = idle
+        return [node for node in nodes if name_of(node) not in idle]
 
     async def reconcile(self, snapshot: Snapshot) -> None:
         """Make and delete placeholders so that there are those that are `wanted`."""
         if not self.mirror.listed:
             return
-        pods = {
-            name_of(pod): pod
-            for one in wanted(snapshot, self._most)
-            if (pod := one.pod(**self._pod_settings))
-        }
+        made = [self._pod_of(session, gpus) for session, gpus in wanted(snapshot, self._most)]
+        pods = {name_of(pod): pod for pod in made}
         now = time.monotonic()
         self._made = {name: at for name, at in self._made.items() if name in pods}
+        missing = [
+            name
+            for name in sorted(pods.keys() - self.mirror.found.keys())
+            if now - self._made.get(name, -AGAIN_AFTER_S) >= AGAIN_AFTER_S
+        ]
         try:
             for name in self.mirror.found.keys() - pods.keys():
                 await self._api.delete(f"{self._pods}/{name}")
-            for name in sorted(pods.keys() - self.mirror.found.keys()):
-                if now - self._made.get(name, -AGAIN_AFTER_S) >= AGAIN_AFTER_S:
-                    self._made[name] = now
-                    await self._api.make(self._pods, pods[name])
+            owner = await self._owner() if missing and self._hub_pod else None
+            for name in missing:
+                self._made[name] = now
+                await self._api.make(self._pods, with_owner(pods[name], owner) if owner else pods[name])
             self._failures.worked()
         except (Refused, EngineSilent) as e:
             self._failures.failed(e)
+
+    async def _owner(self) -> Manifest | None:
+        """Return the Hub's own pod, if it is there."""
+        try:
+            return await self._api.ask("GET", f"{self._pods}/{self._hub_pod}")
+        except Refused as e:
+            if e.status == NOT_FOUND:
+                return None
+            raise

@@ -5,16 +5,24 @@ from __future__ import annotations
 import copy
 import fnmatch
 import posixpath
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fgpuspawner.engines import marks
-from fgpuspawner.engines.base import LaunchSpec
-from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, TOLERATIONS, Manifest
-from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, PodFiles, init_container
+from fgpuspawner.engines.base import LaunchSpec, place_of
+from fgpuspawner.engines.kubernetes.dialects.base import (
+    CONTAINER,
+    NO_PRIVILEGES,
+    NO_ROOT,
+    TOLERATIONS,
+    Manifest,
+    only_on,
+)
+from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, PodFiles
 from fgpuspawner.engines.kubernetes.placeholders import KEEPS
 from fgpuspawner.isolation.sealing import KNOBS, is_knob, sealed_environment
+from fgpuspawner.settings.folders import SharedFolder
 
 SERVER = "jupyterhub-singleuser"
 SHARED_MEMORY = "/dev/shm"
@@ -34,8 +42,6 @@ class PodOptions:
 
     manifest: Manifest = field(default_factory=dict)
     claim: Manifest | None = None
-    files_image: str = ""
-    pull_policy: str = "IfNotPresent"
     user: int = 1000
     stop_timeout_s: int = 10
 
@@ -49,14 +55,9 @@ class SessionObjects:
 
 
 def session_objects(
-    spec: LaunchSpec, options: PodOptions, session_files: PodFiles | None, *, installation: str, node: str
+    spec: LaunchSpec, options: PodOptions, session_files: PodFiles, *, installation: str, node: str
 ) -> SessionObjects:
-    """Return the pod of a session on a node, and its secret. Without ``session_files`` the pod gets none of our files."""
-    init = []
-    if session_files is None:
-        session_files = PodFiles((), (), ())
-    else:
-        init = [init_container(options.files_image, session_files, pull_policy=options.pull_policy)]
+    """Return the pod of a session on a node, and its secret."""
     session = spec.session
     name = marks.name_of(installation, session.id, session.attempt)
     labels = {
@@ -85,7 +86,6 @@ def session_objects(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": options.stop_timeout_s,
         "containers": [container, *(given.get("containers") or [{}])[1:]],
-        "initContainers": [*(given.get("initContainers") or ()), *init],
         "volumes": [
             *(volume for volume in given.get("volumes") or () if volume.get("name") not in (READ, WRITTEN)),
             *session_files.volumes,
@@ -94,6 +94,7 @@ def session_objects(
         "tolerations": tolerations(given),
     }
     _share_memory(container, ours, spec.shared_memory_mib)
+    _share_folders(container, ours, spec.shared)
     given.setdefault("automountServiceAccountToken", False)
     found = pod.get("metadata") or {}
     return SessionObjects(
@@ -103,7 +104,12 @@ def session_objects(
             "metadata": {
                 "name": name,
                 "labels": {**(found.get("labels") or {}), **labels},
-                "annotations": {**KEEPS, **(found.get("annotations") or {}), **annotations},
+                "annotations": {
+                    **KEEPS,
+                    **(found.get("annotations") or {}),
+                    **annotations,
+                    **session_files.annotations,
+                },
             },
             "spec": {**given, **ours},
         },
@@ -124,13 +130,6 @@ def tolerations(spec: Manifest) -> list[dict[str, Any]]:
     return [*own, *(dict(one) for one in TOLERATIONS)]
 
 
-def with_owner(secret: Manifest, pod: Manifest) -> dict[str, Any]:
-    """Return a secret that the cluster deletes with its pod."""
-    found = pod["metadata"]
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": found["name"], "uid": found["uid"]}
-    return {**secret, "metadata": {**secret["metadata"], "ownerReferences": [owner]}}
-
-
 def _environment(spec: LaunchSpec) -> tuple[dict[str, str], dict[str, str], list[dict[str, Any]]]:
     """Return the public variables, the secret ones, and the administrator's references to other objects."""
     given: dict[str, Any] = dict(spec.environment)
@@ -144,7 +143,11 @@ def _environment(spec: LaunchSpec) -> tuple[dict[str, str], dict[str, str], list
     prepared = {*spec.slice_environment, *spec.prepared.environment, *spec.prepared.search_paths}
     found = {name: str(value) for name, value in sealed.items() if value is not None}
     # "$$(" keeps the cluster from expanding "$(NAME)".
-    public = {name: value.replace("$(", "$$(") for name, value in found.items() if _is_public(name, prepared)}
+    public = {
+        name: value.replace("$(", "$$(")
+        for name, value in found.items()
+        if name in prepared or any(fnmatch.fnmatchcase(name, pattern) for pattern in (*PUBLIC, *KNOBS))
+    }
     for name in HIDDEN:
         public.setdefault(name, "")
     if "NVIDIA_VISIBLE_DEVICES" not in public:
@@ -165,8 +168,17 @@ def _share_memory(container: dict[str, Any], pod: dict[str, Any], size_mib: int)
     pod["volumes"].append({"name": "fgpu-shm", "emptyDir": in_memory})
 
 
-def _is_public(name: str, prepared: Collection[str]) -> bool:
-    return name in prepared or any(fnmatch.fnmatchcase(name, pattern) for pattern in (*PUBLIC, *KNOBS))
+def _share_folders(container: dict[str, Any], pod: dict[str, Any], folders: Sequence[SharedFolder]) -> None:
+    """Mount shared folders, with one volume for each claim, which may be that of the homes."""
+    volumes = {(v.get("persistentVolumeClaim") or {}).get("claimName"): v["name"] for v in pod["volumes"]}
+    for folder in folders:
+        if folder.claim not in volumes:
+            volumes[folder.claim] = f"fgpu-folder-{len(volumes)}"
+            read_only = all(other.read_only for other in folders if other.claim == folder.claim)
+            claim = {"claimName": folder.claim, "readOnly": read_only}
+            pod["volumes"].append({"name": volumes[folder.claim], "persistentVolumeClaim": claim})
+        mount = {"name": volumes[folder.claim], "mountPath": place_of(folder), "readOnly": folder.read_only}
+        container["volumeMounts"].append(mount | ({"subPath": folder.subpath} if folder.subpath else {}))
 
 
 def _container(
@@ -192,16 +204,8 @@ def _container(
         ),
         *session_files.mounts,
     ]
-    # What Pod Security "restricted" requires.
-    container["securityContext"] = {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "privileged": False,
-        "runAsNonRoot": True,
-        "runAsUser": options.user,
-        "seccompProfile": {"type": "RuntimeDefault"},
-        **(container.get("securityContext") or {}),
-    }
+    own = {**NO_PRIVILEGES, **NO_ROOT, "privileged": False, "runAsUser": options.user}
+    container["securityContext"] = {**own, **(container.get("securityContext") or {})}
     if spec.sudo:
         container["securityContext"] |= {
             "allowPrivilegeEscalation": True,
@@ -214,17 +218,3 @@ def _container(
 def _lies_over(path: str, ours: Collection[str]) -> bool:
     path = posixpath.normpath("/" + path.strip("/"))
     return any(path == own or path.startswith(f"{own}/") for own in ours)
-
-
-def only_on(node: str, affinity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an affinity that only this node meets; with ``nodeName`` no scheduler would count the pod's requests."""
-    own = {"key": "metadata.name", "operator": "In", "values": [node]}
-    nodes = dict(affinity.get("nodeAffinity") or {})
-    required = nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    terms = required.get("nodeSelectorTerms") or [{}]
-    nodes["requiredDuringSchedulingIgnoredDuringExecution"] = {
-        "nodeSelectorTerms": [
-            {**term, "matchFields": [*(term.get("matchFields") or ()), own]} for term in terms
-        ]
-    }
-    return {**affinity, "nodeAffinity": nodes}

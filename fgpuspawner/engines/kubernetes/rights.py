@@ -37,11 +37,10 @@ class Right:
     async def lacking(self, api: Api, namespace: str) -> list[str]:
         """Return the verbs that the caller may not use."""
         where = "" if self.everywhere else namespace
-        return [
-            verb
-            for verb in self.verbs
-            if not await api.may(verb, self.resource, group=self.group, namespace=where)
-        ]
+        asked = {
+            verb: await api.may(verb, self.resource, group=self.group, namespace=where) for verb in self.verbs
+        }
+        return [verb for verb, may in asked.items() if not may]
 
 
 RIGHTS = (
@@ -50,6 +49,7 @@ RIGHTS = (
     Right("pods/exec", ("get", "create"), "checking a session's limits from inside; which GPU a lease has"),
     Right("pods/log", ("get",), "what a session's server has printed, for its owner"),
     Right("secrets", ("create",), "sessions' tokens, which are in no pod's manifest"),
+    Right("configmaps", ("get", "create"), "sessions' files: libfgpu and its tools"),
     Right("persistentvolumeclaims", ("get", "create", "delete"), "homes"),
     Right("resourceclaims", ("create",), "a session's share of a GPU", group=DRA, dialect="dra"),
     Right(
@@ -103,37 +103,23 @@ def rights_of(dialect: str, reach: str = "cluster") -> tuple[Right, ...]:
 
 def manifests(rights: Sequence[Right], *, namespace: str, account: str) -> list[dict[str, Any]]:
     """Return the objects that give these rights to a service account of a namespace."""
-    own = [right for right in rights if not right.everywhere]
-    everywhere = [right for right in rights if right.everywhere]
+    found: list[dict[str, Any]] = []
     # A cluster may have several Hubs: names of objects without a namespace contain the Hub's.
-    whole = f"fgpu-hub-{namespace}"
-    found = [
-        _object("Role", "fgpu-hub", namespace, rules=_rules(own)),
-        _object("RoleBinding", "fgpu-hub", namespace, **_bound("Role", "fgpu-hub", namespace, account)),
-    ]
-    return (
-        found
-        if not everywhere
-        else [
-            *found,
-            _object("ClusterRole", whole, rules=_rules(everywhere)),
-            _object("ClusterRoleBinding", whole, **_bound("ClusterRole", whole, namespace, account)),
+    for kind, name, where in (
+        ("Role", "fgpu-hub", {"namespace": namespace}),
+        ("ClusterRole", f"fgpu-hub-{namespace}", {}),
+    ):
+        rules = [
+            {"apiGroups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)}
+            for right in rights
+            if right.everywhere is not bool(where)
         ]
-    )
-
-
-def _object(kind: str, name: str, namespace: str = "", **more: Any) -> dict[str, Any]:
-    where = {"namespace": namespace} if namespace else {}
-    metadata = {"name": name, **where, "labels": dict(MARK)}
-    return {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, **more}
-
-
-def _rules(rights: Sequence[Right]) -> list[dict[str, Any]]:
-    return [{"apiGroups": [r.group], "resources": [r.resource], "verbs": list(r.verbs)} for r in rights]
-
-
-def _bound(kind: str, name: str, namespace: str, account: str) -> dict[str, Any]:
-    return {
-        "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
-    }
+        bound = {
+            "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+        }
+        metadata = {"name": name, **where, "labels": dict(MARK)}
+        for own, content in ((kind, {"rules": rules}), (f"{kind}Binding", bound)):
+            if rules:
+                found.append({"apiVersion": f"{RBAC}/v1", "kind": own, "metadata": metadata, **content})
+    return found

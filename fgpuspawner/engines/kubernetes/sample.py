@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import Held, LaunchSpec, Safeguard
-from fgpuspawner.engines.kubernetes.dialects.base import Dialect, Manifest, name_of
+from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING, Dialect, Manifest, name_of
 from fgpuspawner.engines.kubernetes.files import pod_files
 from fgpuspawner.engines.kubernetes.pods import PodOptions, session_objects, tolerations
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.limits import Limits
 
+log = logging.getLogger("fgpu.kubernetes")
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 IMAGE = Image("sample", "Sample", "python", "3", "3", "fgpuspawner/sample:1", enabled=True)
 SESSION = Session(1, Request("sample", "", "sample", "default", 500, 100, 128), SessionState.PREPARING, 0)
@@ -25,8 +27,15 @@ OptionsOf = Callable[[Session, Image], Awaitable[PodOptions]]
 
 
 async def sample_spec(options_of: OptionsOf) -> Manifest:
-    """Return the spec of a session's pod without a node; it decides which nodes take the pod."""
-    spec = (await options_of(SESSION, IMAGE)).manifest.get("spec") or {}
+    """Return the spec of a session's pod without a node, which decides which nodes take the pod.
+
+    If an administrator's function fails, it has only our tolerations, so tainted nodes take no session.
+    """
+    try:
+        spec = (await options_of(SESSION, IMAGE)).manifest.get("spec") or {}
+    except Exception as e:
+        log.warning("Tainted nodes take no sessions, as a function of c.KubeSpawner failed: %s", e)
+        return TOLERATING
     return {**spec, "tolerations": tolerations(spec)}
 
 
@@ -61,8 +70,7 @@ async def sample_pod(
         port=8888,
         options=options,
     )
-    session_files = pod_files(spec.prepared) if dialect is None or dialect.init_containers else None
-    pod = session_objects(spec, options, session_files, installation="sample", node=node).pod
+    pod = session_objects(spec, options, pod_files(spec.prepared), installation="sample", node=node).pod
     if dialect is None:
         return pod
     return dialect.patch((share,), spec.devices, name=name_of(pod)).applied(pod)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from socket import gethostname
 from typing import Any
 
 from kubernetes_asyncio.client import ApiClient, Configuration
@@ -16,14 +15,13 @@ from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings, FGPUError, Session
 from fgpuspawner.engines import marks
-from fgpuspawner.engines.base import EngineSilent, Held, Installation, LaunchFailed, Safeguard
+from fgpuspawner.engines.base import EngineSilent, Held, Installation, Safeguard
 from fgpuspawner.engines.kubernetes.api import Api, configuration, refuses_anonymous, run_blocking
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS
-from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING, Dialect, Manifest, label, name_of
+from fgpuspawner.engines.kubernetes.dialects.base import Dialect, Manifest, label, name_of
 from fgpuspawner.engines.kubernetes.dialects.hami import Hami
 from fgpuspawner.engines.kubernetes.dialects.lease import AUTO, INJECTIONS, Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
-from fgpuspawner.engines.kubernetes.files import REFERENCE
 from fgpuspawner.engines.kubernetes.pods import SERVER, PodOptions
 from fgpuspawner.engines.kubernetes.sample import safeguards_of, sample_pod, sample_spec
 from fgpuspawner.images.model import Image
@@ -31,7 +29,6 @@ from fgpuspawner.settings import FGPU, configured
 from fgpuspawner.spawner.base import QueuedSpawner
 
 DEFAULT_USER = 1000
-log = logging.getLogger("fgpu.kubernetes")
 KINDS = {kind.name: kind for kind in DIALECTS}
 
 FUNCTIONS = ("uid", "container_security_context", "pod_security_context", "extra_containers")
@@ -50,19 +47,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
     """
 
     capabilities = KubernetesEngine.capabilities
-
-    files_image = Unicode(
-        help="""The image that brings libfgpu and its tools into each session: ``fgpu kube image`` writes it.
-
-        Example: ``c.KubernetesFGPUSpawner.files_image = "registry.example.org/fgpu/files:0.1"``
-        """
-    ).tag(config=True)
-
-    files_pull_policy = Enum(
-        ["IfNotPresent", "Always", "Never"],
-        "IfNotPresent",
-        help="""When nodes fetch ``files_image``. Example: ``c.KubernetesFGPUSpawner.files_pull_policy = "Never"``""",
-    ).tag(config=True)
 
     dialect = Enum(
         sorted(KINDS),
@@ -186,14 +170,13 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
     @classmethod
     def check_settings(cls, config: Config, settings: FGPU) -> None:
         """Refuse settings that contradict the dialect."""
-        scheduler = str(cls.values_of(config)["scheduler_name"] or "")
+        own, dialect = cls.values_of(config), cls.dialect_of(config, installation="")
+        scheduler = str(own["scheduler_name"] or "")
         if scheduler.endswith("user-scheduler"):
             raise BadSettings(
                 f"c.KubeSpawner.scheduler_name is {scheduler!r}, which is for servers without a place; set "
                 'c.KubernetesFGPUSpawner.scheduler_name = ""'
             )
-        dialect = cls.dialect_of(config, installation="")
-        own = cls.values_of(config)
         leases = isinstance(dialect, Lease) and own["lease_image"]
         for setting in ("placeholder_priority_class", "measure_gpus"):
             if own[setting] and not leases:
@@ -204,7 +187,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         if not dialect.libfgpu_holds and settings.isolation != "none":
             raise BadSettings(
                 f'c.FGPU.isolation is {settings.isolation!r}; with dialect {dialect.name!r} use "none": '
-                f"{dialect.memory_held_by} holds sessions to their slices"
+                f"{dialect.held_by} holds sessions to their slices"
             )
         if dialect.whole_only and not settings.gives_whole_gpus_only():
             raise BadSettings(
@@ -243,9 +226,18 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         No Hub ends these. Sessions in other namespaces may be another Hub's.
         """
         where = cls.where(config)
+
+        async def sessions() -> list[tuple[str, str]]:
+            async with Api(reached) as api:
+                return await api.listed(
+                    f"/api/v1/namespaces/{where}/pods",
+                    SESSIONS,
+                    keep=lambda pod: (name_of(pod), label(pod, marks.INSTALLATION) or ""),
+                )
+
         try:
             reached = cls.reached(config)
-            found = run_blocking(lambda: _sessions_of_others(reached, where, installation))
+            found = marks.of_others(run_blocking(sessions), installation)
         except FGPUError as e:
             return [f"whose sessions run in namespace {where} is not known: {e}"]
         return [
@@ -265,18 +257,16 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
     @classmethod
     def where(cls, config: Config) -> str:
         """Return the namespace of sessions."""
-        return str(configured(cls, config).get("namespace") or _namespace_here())
+        return str(configured(cls, config).get("namespace") or _hubs_namespace() or "default")
 
     @classmethod
     def dialect_of(cls, config: Config, *, installation: str) -> Dialect:
         """Return the configured dialect; raises BadSettings if there is no such dialect."""
         values = cls.values_of(config)
-        name = str(values["dialect"])
-        kind = KINDS.get(name)
+        kind = KINDS.get(name := str(values["dialect"]))
         if kind is None:
-            raise BadSettings(
-                f"c.KubernetesFGPUSpawner.dialect is {name!r}; use {' or '.join(map(repr, KINDS))}"
-            )
+            use = " or ".join(map(repr, KINDS))
+            raise BadSettings(f"c.KubernetesFGPUSpawner.dialect is {name!r}; use {use}")
         if kind is Hami:
             return Hami(memory_unit_mib=int(values["hami_memory_factor"]))
         if kind is not Lease:
@@ -292,7 +282,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
     @classmethod
     def make_engine(cls, installation: Installation) -> KubernetesEngine:
         config = installation.config
-        values = cls.values_of(config)
+        values, namespace = cls.values_of(config), cls.where(config)
         return KubernetesEngine(
             installation,
             cls.reached(config),
@@ -300,38 +290,22 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             lease_image=str(values["lease_image"]),
             placeholder_class=str(values["placeholder_priority_class"]),
             most_placeholders=int(values["most_placeholders"]),
-            session_spec=run_blocking(lambda: cls._sample_spec(config)),
-            namespace=cls.where(config),
+            session_spec=run_blocking(lambda: sample_spec(partial(cls.sample_options, config))),
+            namespace=namespace,
+            hub_pod=gethostname() if namespace == _hubs_namespace() else "",
             stop_timeout_s=int(values["stop_timeout_s"]),
         )
-
-    @classmethod
-    async def _sample_spec(cls, config: Config) -> Manifest:
-        try:
-            return await sample_spec(partial(cls.sample_options, config))
-        except Exception as e:
-            log.warning(
-                "The tolerations of sessions' pods are unknown, so tainted nodes take none: a function in the "
-                "configuration of KubeSpawner failed: %s",
-                e,
-            )
-            return TOLERATING
 
     @classmethod
     async def sample_options(cls, config: Config, session: Session, image: Image) -> PodOptions:
         """Return the options of a pod without a user, a Hub and a cluster; an administrator's function may raise."""
         # KubeSpawner's own tests make a spawner this way.
         spawner = cls(config=config, _mock=True)
-        spawner.files_image = spawner.files_image or REFERENCE
         spawner._session = session
         return await spawner.engine_options(image)
 
     async def engine_options(self, image: Image) -> PodOptions:
         """Return this session's pod options, with KubeSpawner's functions called and its templates filled in."""
-        if not self.files_image:
-            raise LaunchFailed(
-                "c.KubernetesFGPUSpawner.files_image is empty; ask an administrator to set it (docs/kubernetes.md)"
-            )
         self.image = image.reference
         uid = self.uid(self) if callable(self.uid) else self.uid
         if inspect.isawaitable(uid):
@@ -339,8 +313,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         return PodOptions(
             manifest=_as_api(await self.get_pod_manifest()),
             claim=_as_api(self.get_pvc_manifest()) if self.storage_pvc_ensure else None,
-            files_image=self.files_image,
-            pull_policy=self.files_pull_policy,
             user=DEFAULT_USER if uid is None else int(uid),
             stop_timeout_s=self.stop_timeout_s,
         )
@@ -355,20 +327,10 @@ _NOT_OPENED = object.__new__(ApiClient)
 """Turns models into JSON without a connection."""
 
 
-async def _sessions_of_others(reached: Configuration, where: str, installation: str) -> Counter[str]:
-    async with Api(reached) as api:
-        pods = await api.listed(
-            f"/api/v1/namespaces/{where}/pods",
-            SESSIONS,
-            keep=lambda pod: (name_of(pod), label(pod, marks.INSTALLATION) or ""),
-        )
-    return marks.of_others(pods, installation)
-
-
-def _namespace_here() -> str:
-    """Return the namespace of the Hub's own pod, else ``default``."""
+def _hubs_namespace() -> str:
+    """Return the namespace of the Hub's own pod; empty if the Hub runs outside the cluster."""
     try:
         with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as file:
             return file.read().strip()
     except OSError:
-        return "default"
+        return ""

@@ -17,6 +17,7 @@ from typing import TypeVar
 from fgpu_scheduler import EndCause, Observed, Seen, Session
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own, to_the_end
 from fgpuspawner.engines.base import (
+    LAST_WORDS,
     Capabilities,
     Ended,
     Endpoint,
@@ -27,13 +28,14 @@ from fgpuspawner.engines.base import (
     LaunchFailed,
     LaunchSpec,
 )
+from fgpuspawner.engines.local import packages
 from fgpuspawner.engines.local.processes import Processes, run_beside
 from fgpuspawner.images.availability import Availability, Where
 from fgpuspawner.images.labels import is_version
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.report import Answer
 from fgpuspawner.isolation.sealing import sealed_environment
-from fgpuspawner.text.logs import MOST_LINES, shown_lines
+from fgpuspawner.text.logs import shown_lines
 
 log = logging.getLogger("fgpu.local")
 
@@ -41,8 +43,14 @@ T = TypeVar("T")
 
 ADDRESS = "127.0.0.1"
 SERVER = "jupyterhub-singleuser"
-SHELL = "--ServerApp.terminado_settings={'shell_command': ['bash']}"
-"""No log-in shells: the machine's profile would remove the session's commands from PATH."""
+OF_SERVER = (
+    # No log-in shells: the machine's profile would remove the session's commands from PATH.
+    "--ServerApp.terminado_settings={'shell_command': ['bash']}",
+    # JupyterLab's own page of extensions would change the environment of all servers.
+    "--LabApp.extension_manager=readonly",
+    "--LabApp.lock_all_plugins=True",
+    "--PluginManager.level=user",
+)
 STOPPERS = 16
 """A server that ignores the first signal occupies one for long; that only delays other stops."""
 LOOKERS = 4
@@ -93,6 +101,7 @@ class LocalEngine(Engine):
     def __init__(self, installation: Installation, *, stop_timeout_s: float, server: str = SERVER) -> None:
         settings = installation.settings
         self._server = server
+        self._packages = settings.data_path() / packages.FOLDER
         self._node_ids = tuple(settings.node_ids())
         self._processes = Processes(
             installation=installation.id, folder=settings.data_path(), stop_timeout_s=stop_timeout_s
@@ -127,29 +136,46 @@ class LocalEngine(Engine):
         found = await self._in(self._lookers, lambda: availability(spec.image, server))
         if found.where is Where.CANNOT:
             raise LaunchFailed(f"image {spec.image.name}: {found.words}", EndCause.PULL_FAILED)
+        for folder in spec.shared:
+            if not await self._in(self._lookers, Path(folder.path).is_dir):
+                raise LaunchFailed(
+                    f"folder {folder.name} is missing on this machine; start without it, or ask an administrator"
+                )
         binaries = folder_of(spec.image) / "bin"
         program = shutil.which(server, path=str(binaries)) or server
         given = dict(spec.environment)
         given["PATH"] = f"{binaries}{os.pathsep}{given.get('PATH', os.defpath)}"
+        given |= await self._in(self._lookers, lambda: self._own_packages(spec, given))
         sealed = sealed_environment(given, spec.slice_environment, spec.prepared)
         environment = {name: value for name, value in sealed.items() if value is not None}
         root = ["--allow-root"] if os.geteuid() == 0 else []
-        shell = [SHELL] if Path(program).name == SERVER else []
-        command = [program, *spec.command[1:], *shell, *spec.arguments, *root]
+        own = OF_SERVER if Path(program).name == SERVER else ()
+        command = [program, *spec.command[1:], *own, *spec.arguments, *root]
         self._launched[spec.session.id] = spec.port, spec.folder
         args = spec.session, command, environment, Path(environment["HOME"])
         await to_the_end(self._in(self._lookers, functools.partial(self._processes.start, *args)))
         log.info("Session %d: its server is started, at port %d", spec.session.id, spec.port)
         return Endpoint(ADDRESS, spec.port)
 
+    def _own_packages(self, spec: LaunchSpec, environment: dict[str, str]) -> dict[str, str]:
+        """Make the user's environment for this image, and return the variables that lead to it."""
+        folder = self._packages / packages.folder_name(spec.session.request.user) / spec.image.slug
+        try:
+            made = packages.own_environment(folder_of(spec.image), folder)
+        except (OSError, packages.PythonFailed) as e:
+            log.error("Image %s: the environment for a user's packages: %s", spec.image.name, e)
+            words = "the folder for your packages cannot be made; ask an administrator to read the Hub's log"
+            if isinstance(e, packages.PythonFailed):
+                words = "its Python does not run; ask an administrator to repair or rebuild its environment"
+            raise LaunchFailed(f"image {spec.image.name}: {words}") from None
+        return {} if made is None else packages.variables(folder, environment)
+
     async def ended(self, session: Session) -> Ended | None:
         found = self._processes.exit_status(session)
         if found is None:
             return None
-        status, tail = found[0], "\n".join(shown_lines(found[1], most=MOST_LINES))
-        log.info("Last output of session %d:\n%s", session.id, tail)
-        lines = [line for line in tail.splitlines() if line.strip()]
-        last = f"; its last words: {lines[-1].strip()[:200]}" if lines and status else ""
+        status, lines = found[0], shown_lines(found[1], most=1)
+        last = f"{LAST_WORDS}{lines[0].strip()[:200]}" if lines and status else ""
         if status is None:
             return Ended(1, EndCause.EXITED, "the server ended; its exit status is unknown")
         if status < 0:

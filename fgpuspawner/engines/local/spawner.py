@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import quote
 
 from jupyterhub.spawner import LocalProcessSpawner
 from traitlets import Integer, default
 
 from fgpuspawner.engines.base import Installation
 from fgpuspawner.engines.local.engine import SERVER, LocalEngine
-from fgpuspawner.engines.marks import user_part
+from fgpuspawner.engines.local.packages import folder_name
 from fgpuspawner.settings import configured
 from fgpuspawner.spawner.base import QueuedSpawner
 
@@ -47,8 +46,7 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
     @property
     def home(self) -> Path:
         """The user's folder. The name is quoted, so it is always one folder below ``home``."""
-        name = user_part(quote(self.user.name, safe="").replace(".", "%2E"), ".")
-        return self.runtime.settings.data_path() / "home" / name
+        return self.runtime.settings.data_path() / "home" / folder_name(self.user.name)
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
         """Return ``env`` with the user's home; there is no system user of that name."""

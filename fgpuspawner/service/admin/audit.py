@@ -23,11 +23,7 @@ COLUMNS = ("id", "at", "actor", "action", "target", "details", "resource_group")
 async def lines(
     handler: Handler, asked: dict[str, str], *, limit: int
 ) -> tuple[tuple[AuditLine, ...], int | None]:
-    """Return the lines of one page that the caller may read, and the id before which the next page begins, if any.
-
-    Raises:
-        Problem: they do not administer the requested group; for them it does not exist.
-    """
+    """Return the lines of one page that the caller may read, and the id before which the next page begins, if any."""
     before = asked.get("before")
     filters: dict[str, Any] = {name: asked.get(name, "").strip()[:MOST_TEXT] for name in FILTERS}
     group, own = filters.pop("group"), handler.viewer.administers
@@ -45,7 +41,6 @@ async def lines(
 
 
 class AuditPage(AdminPage):
-    address = "admin/audit"
     for_groups = True
 
     async def get(self) -> None:

@@ -22,11 +22,7 @@ async def current_banner(handler: Handler) -> Notice | None:
 
 
 async def put(handler: Handler, text: str, level: str, until_at_s: int | None) -> None:
-    """Show this on every page.
-
-    Raises:
-        Problem: the text is empty or too long, its end is past, or there is no such level.
-    """
+    """Show this on every page."""
     if level not in set(BannerLevel):
         raise bad_argument("level", f"use one of {', '.join(BannerLevel)}")
     notice = Notice(text, BannerLevel(level), until_at_s)
@@ -42,11 +38,7 @@ async def take_down(handler: Handler) -> None:
 
 
 def read_until(text: str) -> int | None:
-    """Return the instant of a form's field, in UTC if it names no other zone.
-
-    Raises:
-        Problem: it is not an instant.
-    """
+    """Return the instant of a form's field, in UTC if it names no other zone."""
     if not text.strip():
         return None
     try:
@@ -58,8 +50,6 @@ def read_until(text: str) -> int | None:
 
 
 class BannerPage(AdminFormPage):
-    address = "admin/banner"
-
     async def show(self, trouble: Problem | None = None) -> None:
         self.render(
             "admin_banner.html",

@@ -15,12 +15,16 @@ from fgpuspawner.text.times import duration
 
 class AdminPage(PageHandler):
     needs_scope = scopes.ADMIN
-    address = ""
+
+    @property
+    def address(self) -> str:
+        """The address of the navigation's page that this page belongs to."""
+        return self.service.prefix + (self.here.address if self.here else "")
 
     def get_template_namespace(self) -> dict[str, Any]:
         return super().get_template_namespace() | {
             "xsrf": self.xsrf,
-            "address": f"{self.service.prefix}{self.address}",
+            "address": self.address,
             "duration": duration,
             "memory_words": memory_words,
             "percent": percent,
@@ -31,7 +35,7 @@ class AdminPage(PageHandler):
     def back(self, fragment: str = "", **query: str) -> None:
         kept = {name: value for name, value in query.items() if value}
         after = (f"?{urlencode(kept)}" if kept else "") + (f"#{fragment}" if fragment else "")
-        self.redirect(f"{self.service.prefix}{self.address}{after}", status=303)
+        self.redirect(self.address + after, status=303)
 
 
 class AdminFormPage(AdminPage, FormPage):

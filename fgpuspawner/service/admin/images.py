@@ -90,8 +90,6 @@ def places_of(
 class CataloguePage(AdminFormPage):
     """Shared by the catalogue's pages: a change on top of the last valid file."""
 
-    address = "admin/images"
-
     async def change_images(self, change: Callable[[Draft], Update], slug: str) -> None:
         """Change the catalogue, and show the image in the table. A script's form is only checked: ``check=1``."""
         only_check = self.field("check") == "1"
@@ -179,7 +177,6 @@ class ImagesPage(CataloguePage):
             raise bad_argument("action", "there is no such action")
 
     def _install(self, slug: str) -> None:
-        """Begin to install a framework whose size was shown."""
         installer, service, actor = self.service.frameworks, self.service, self.actor
         if service.reader.engine.own_root or slug not in installer.wheels or slug in installer.doing:
             raise bad_argument("slug", "it is being installed, or its size was not shown yet")

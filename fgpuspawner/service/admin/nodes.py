@@ -26,6 +26,7 @@ from fgpu_scheduler import (
     free,
     gpu_action_of,
     node_actions_of,
+    parked_mib,
 )
 from fgpuspawner import scopes
 from fgpuspawner.isolation.choice import VERDICTS, Verdict
@@ -34,31 +35,24 @@ from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, AdminPage
 from fgpuspawner.service.admin.objects import NodeChange, Nodes, NotEnded
 from fgpuspawner.service.api.capacity import device_fields
 from fgpuspawner.service.handler import Handler, needs
-from fgpuspawner.service.model import World
+from fgpuspawner.service.model import NODE_WORDS, World
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
 from fgpuspawner.service.session_actions import end_session, write_audit
 from fgpuspawner.text.sessions import session_name
-
-STATE_WORDS = {
-    NodeState.READY: "takes sessions",
-    NodeState.CORDONED: "takes no new sessions",
-    NodeState.LOST: "does not answer",
-    NodeState.GONE: "is gone: an administrator confirmed it",
-}
 
 
 def state_words(node: Node) -> str:
     """Return a node's state, to follow its name: "takes sessions"."""
     if node.closed and node.state is NodeState.CORDONED:
         return "takes no new sessions: its cluster has closed it"
-    return STATE_WORDS[node.state]
+    return NODE_WORDS[node.state]
 
 
 def nodes_object(world: World, verdicts: Iterable[Verdict]) -> objects.Nodes:
     """Return every node with its GPUs and their sessions. For administrators only."""
     said = {verdict.node_id: verdict for verdict in verdicts}
     chosen = {own.node_id: own for own in world.isolation}
-    left = {n.node.id: n for n in free(world.snapshot)}
+    left, parked = {n.node.id: n for n in free(world.snapshot)}, parked_mib(world.snapshot)
     found = []
     for node in world.snapshot.nodes:
         own, verdict, room = chosen.get(node.id), said.get(node.id), left[node.id]
@@ -78,6 +72,7 @@ def nodes_object(world: World, verdicts: Iterable[Verdict]) -> objects.Nodes:
                 cpu_used=format_milli(max(0, node.cpu_milli - room.cpu_milli)),
                 memory_mib_total=node.memory_mib,
                 memory_mib_used=max(0, node.memory_mib - room.memory_mib),
+                parked_mib=parked.get(node.id, 0),
                 sessions=len(sessions),
                 devices=[_device(device, world) for device in room.devices],
                 warnings=[
@@ -104,7 +99,7 @@ def _device(left: DeviceFree, world: World) -> objects.NodeDevice:
     health = world.gpus.of(left.device.uuid, world.snapshot.now_s)
     return objects.NodeDevice.of(
         left.device,
-        **device_fields(left),
+        **device_fields(left.device, world),
         action=gpu_action_of(left.device).value,
         health=health,
         problem="" if health is None else health.problem,
@@ -165,11 +160,7 @@ def check_action(handler: Handler, action: str) -> None:
 async def change_node(
     handler: Handler, node_id: str, action: str, message: str = "", *, gpu: str | None = None
 ) -> NodeChange:
-    """Act on a node or one of its GPUs; return the result in words, and the sessions that could not be ended.
-
-    Raises:
-        Problem: there is no such node, GPU or action, or its state does not allow it.
-    """
+    """Act on a node or one of its GPUs; return the result in words, and the sessions that could not be ended."""
     if action == DRAIN and gpu is None:
         return await drain(handler, node_id, message)
     if action not in set(NodeAction):
@@ -237,7 +228,6 @@ async def drain(handler: Handler, node_id: str, message: str) -> NodeChange:
 
 
 class NodesPage(AdminFormPage):
-    address = "admin/nodes"
     for_groups = True
 
     async def show(self, trouble: Problem | None = None) -> None:
@@ -263,7 +253,6 @@ class NodesPage(AdminFormPage):
 class ConfirmPage(AdminPage):
     """Asks before a node is drained or declared gone: both end sessions."""
 
-    address = "admin/nodes"
     for_groups = True
 
     async def get(self, action: str) -> None:

@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from fgpu_scheduler import AuditLine, NodeState, QuotaSource, SessionState
+from fgpu_scheduler import AccountShare, AuditLine, NodeState, QuotaSource, SessionState
 from fgpuspawner.meter.gpu_health import GpuHealth
-from fgpuspawner.meter.usage_report import By, Line
+from fgpuspawner.meter.usage_report import By, Hour, Line
 from fgpuspawner.service.objects import (
     Amount,
     Answer,
@@ -50,12 +50,6 @@ class QueueFacts(Object):
     fgpu_free: Amount
 
 
-class AccountShare(Object):
-    path: str
-    share_percent: Count
-    used_percent: Count
-
-
 class WaitingQueue(QueueFacts):
     entries: list[WaitingEntry]
     accounts: list[AccountShare]
@@ -71,7 +65,7 @@ class QueueSummary(QueueFacts):
 
 
 class Span(Object):
-    gpus: Number
+    gpus: Number | None
     percent: Count | None
     starts: Count
     wait_mean_s: Count | None
@@ -82,8 +76,21 @@ class Use(Object):
     gpus: Count
     day: Span
     week: Span
-    hours_percent: list[int | None]
-    days_percent: list[int | None]
+    hours: list[Hour]
+
+
+class GpuNow(Object):
+    """One GPU now. Unknown values are null."""
+
+    node: str
+    index: Count
+    uuid: str
+    fgpu_total: Amount
+    fgpu_held: Amount
+    fgpu_idle: Amount
+    used_percent: Number | None
+    lent_percent: Number | None
+    in_use: bool
 
 
 class PastForecasts(Object):
@@ -113,10 +120,13 @@ class Trouble(Object):
 
 
 class Overview(Answer):
+    gpus: list[GpuNow]
     use: Use | None
     queues: list[QueueSummary]
     forecasts: PastForecasts | None
     running: Count
+    parked: Count
+    parked_mib: Count
     idle: list[Idle]
     problems: list[Trouble]
 
@@ -169,6 +179,7 @@ class Node(Object):
     cpu_used: Amount
     memory_mib_total: Count
     memory_mib_used: Count
+    parked_mib: Count
     sessions: Count
     devices: list[NodeDevice]
     warnings: list[Warned]

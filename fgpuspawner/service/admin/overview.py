@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 from urllib.parse import quote
 
@@ -11,8 +11,10 @@ from fgpu_scheduler import (
     UP,
     Audit,
     AuditLine,
+    Device,
     FirstForecasts,
     ForecastAccuracy,
+    Node,
     NodeState,
     Session,
     SessionState,
@@ -21,16 +23,19 @@ from fgpu_scheduler import (
     SystemClock,
     forecast_accuracy,
     format_milli,
+    parked_mib,
 )
 from fgpuspawner.isolation.choice import VERDICTS, Verdict
-from fgpuspawner.meter.usage_report import DAY_S, RecentUse
+from fgpuspawner.meter.usage_report import DAY_S, HOUR_S, HOURS, WEEK_S, RecentUse
 from fgpuspawner.service.admin import objects
 from fgpuspawner.service.admin.base import AdminApi, AdminPage
+from fgpuspawner.service.admin.charts import Chart, Series
 from fgpuspawner.service.admin.nodes import state_words
 from fgpuspawner.service.admin.objects import Overview, Trouble
 from fgpuspawner.service.admin.queue import queues_object
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.model import Site, Viewer, World, meter_of
+from fgpuspawner.service.problems import bad_argument
 from fgpuspawner.text.sessions import session_name
 
 IDLE_S = 300
@@ -42,7 +47,6 @@ def overview_object(
     viewer: Viewer,
     site: Site,
     *,
-    now_s: int,
     lately: RecentUse | None,
     foretold: ForecastAccuracy | None = None,
     verdicts: Iterable[Verdict] = (),
@@ -53,12 +57,16 @@ def overview_object(
 
     ``foretold`` is the accuracy of recent forecasts, or None.
     """
+    unused = idle(world)
     return objects.Overview(
+        gpus=gpus_now(world, {one["id"] for one in unused}),
         use=None if lately is None else _use(lately, world),
-        queues=_queues(world, viewer, site, now_s),
+        queues=_queues(world, viewer, site),
         forecasts=None if foretold is None else _forecasts(foretold),
         running=sum(s.state in UP for s in world.snapshot.sessions),
-        idle=idle(world),
+        parked=sum(s.state is SessionState.PARKED for s in world.snapshot.sessions),
+        parked_mib=sum(parked_mib(world.snapshot).values()),
+        idle=unused,
         problems=[*others, *problems(world, verdicts, strikes)],
         simulated=world.simulated(),
     )
@@ -67,16 +75,51 @@ def overview_object(
 def _use(lately: RecentUse, world: World) -> objects.Use:
     gpus = len(world.devices)
 
-    def percent(held: float) -> int | None:
+    def percent(held: float | None) -> int | None:
         # More than the total: GPUs have been removed since.
-        return min(100, round(100 * held / gpus)) if gpus else None
+        return min(100, round(100 * held / gpus)) if gpus and held is not None else None
 
     return objects.Use(
         gpus=gpus,
         day=objects.Span.of(lately.day, percent=percent(lately.day.gpus)),
         week=objects.Span.of(lately.week, percent=percent(lately.week.gpus)),
-        hours_percent=[percent(held) for held in lately.hours],
-        days_percent=[percent(held) for held in lately.days],
+        hours=list(lately.hours),
+    )
+
+
+def gpus_now(world: World, idle_ids: Collection[int]) -> list[objects.GpuNow]:
+    """Return each GPU as it is now; ``idle_ids`` are the idle sessions."""
+    return [
+        _gpu_now(world, node, device, idle_ids) for node in world.snapshot.nodes for device in node.devices
+    ]
+
+
+def _gpu_now(world: World, node: Node, device: Device, idle_ids: Collection[int]) -> objects.GpuNow:
+    held = world.held.get(device.uuid, ())
+    health = world.gpus.of(device.uuid, world.snapshot.now_s)
+    meters = [
+        (live.now, len(s.placement.shares)) for s, _ in held if (live := meter_of(s, world)) and s.placement
+    ]
+
+    def total(name: str) -> float | None:
+        """Return the sum over the sessions; a session's use is spread evenly over its GPUs. None if one is unknown."""
+        known = [(value, gpus) for now, gpus in meters if (value := getattr(now, name)) is not None]
+        return sum(value / gpus for value, gpus in known) if len(known) == len(held) else None
+
+    used: float | None = None if health is None else health.use_percent
+    if used is None and (held or device.simulated):
+        used = total("sm_percent")
+    lent = total("compute_lent_percent") if held else None
+    return objects.GpuNow(
+        node=node.id,
+        index=device.index,
+        uuid=device.uuid,
+        fgpu_total=format_milli(device.capacity_milli),
+        fgpu_held=format_milli(sum(share.fgpu_milli for _, share in held)),
+        fgpu_idle=format_milli(sum(share.fgpu_milli for s, share in held if s.id in idle_ids)),
+        used_percent=None if used is None else round(min(100.0, used), 1),
+        lent_percent=None if lent is None else round(min(100.0, lent), 1),
+        in_use=node.state is NodeState.READY and not device.cordoned,
     )
 
 
@@ -90,9 +133,9 @@ def _forecasts(foretold: ForecastAccuracy) -> objects.PastForecasts:
     )
 
 
-def _queues(world: World, viewer: Viewer, site: Site, now_s: int) -> list[objects.QueueSummary]:
+def _queues(world: World, viewer: Viewer, site: Site) -> list[objects.QueueSummary]:
     found = []
-    for queue in queues_object(world, viewer, site, now_s=now_s, most=0).queues:
+    for queue in queues_object(world, viewer, site, most=0).queues:
         starts = [f.expected_start_at_s for f, _ in world.queues.get(queue.group, ())]
         known = [at_s for at_s in starts if at_s is not None]
         last, unknown = max(known, default=None), len(starts) - len(known)
@@ -112,7 +155,7 @@ def idle(world: World) -> list[objects.Idle]:
             s,
             user=s.request.user,
             display_name=session_name(s.request),
-            fgpu=format_milli(sum(share.fgpu_milli for share in s.placement.shares) if s.placement else 0),
+            fgpu=format_milli(s.placement.fgpu_milli if s.placement else 0),
             idle_since_s=since_s,
         )
         for since_s, s in sorted(found, key=lambda one: (one[0], one[1].id))
@@ -192,6 +235,47 @@ def problems(world: World, verdicts: Iterable[Verdict], strikes: Sequence[AuditL
 MOST_WARNED = 5
 
 
+def charts(use: objects.Use, hours: int) -> list[Chart]:
+    """Return the charts of the last hours: held and used GPUs, waiting requests, and waits."""
+    shown = use.hours[-hours:]
+
+    def chart(title: str, unit: Literal["", "s"], *series: Series, top: float = 0) -> Chart:
+        kind: Literal["steps", "bars"] = "bars" if unit else "steps"
+        return Chart(title, kind, unit, [hour.from_s for hour in shown], HOUR_S, series, top)
+
+    def line(name: str, colour: Literal["accent", "second", "warn"], field: str) -> Series:
+        return Series(name, colour, [getattr(hour, field) for hour in shown])
+
+    gpus = line("Held", "accent", "held"), line("Used", "second", "used")
+    return [
+        chart("GPUs", "", *gpus, top=use["gpus"]),
+        chart("Waiting requests", "", line("Waiting", "accent", "waiting"), top=1),
+        chart("Mean wait before a start", "s", line("Wait", "accent", "wait_mean_s")),
+    ]
+
+
+def gpu_parts(gpu: objects.GpuNow) -> list[list[tuple[str, float, float]]]:
+    """Return the parts of a GPU's two bars, each with its kind, begin and width in percent: its slices, and its use."""
+    whole, held, idle = (float(gpu[f"fgpu_{name}"]) for name in ("total", "held", "idle"))
+    whole = max(whole, held)
+    used = gpu["used_percent"] or 0
+    lent = min(used, gpu["lent_percent"] or 0)
+    slices = [("held", held - idle), ("idle", idle), ("free" if gpu["in_use"] else "off", whole - held)]
+    use = [("used", used - lent), ("lent", lent)]
+    return [_placed(slices, whole), _placed(use, 100)]
+
+
+def _placed(parts: Sequence[tuple[str, float]], whole: float) -> list[tuple[str, float, float]]:
+    found, at = [], 0.0
+    for kind, width in parts:
+        found.append((kind, round(100 * at / whole, 2), round(100 * width / whole, 2)))
+        at += width
+    return [part for part in found if part[2]]
+
+
+HOURS_OF = {"day": HOURS, "week": WEEK_S // HOUR_S}
+"""The spans of the charts, in hours."""
+SHOWN_GPUS = 32
 SHOWN_IDLE = 5
 MOST_STRIKES = 100
 
@@ -221,19 +305,13 @@ async def overview(handler: Handler) -> Overview:
             raise
         world = last
         others.append(problem("The scheduler's database cannot be read: all here is as it was last"))
-    room = await asyncio.to_thread(reader.room)
-    danger = settings.danger_of_sharing(
-        saves_images=reader.engine.saves_images, subdomain_host=service.site.hub_host
-    )
-    found = None if room is None else room.words(settings.data_path())
-    others += [problem(words) for words in (found, danger) if words]
+    others += [problem(words) for words in await asyncio.to_thread(service.alarms)]
     if reader.images.problem:
         others.append(problem(f"The image catalogue: {reader.images.problem}", "admin/images", "Images"))
     return overview_object(
         world,
         handler.viewer,
         service.site,
-        now_s=now_s,
         lately=lately,
         foretold=foretold,
         verdicts=await asyncio.to_thread(VERDICTS.read, settings.data_path()),
@@ -250,14 +328,24 @@ def _strikes(store: Store, now_s: int) -> tuple[AuditLine, ...]:
 class OverviewPage(AdminPage):
     """The overview. Its list of problems includes the alarms at the top of every other administrators' page."""
 
-    address = "admin/overview"
+    shows_alarms = False
 
     async def get(self) -> None:
+        span = self.get_query_argument("span", "day")
+        if span not in HOURS_OF:
+            raise bad_argument("span", f"use one of {', '.join(HOURS_OF)}")
         found = await overview(self)
-        self.render("admin_overview.html", found=found, shown_idle=SHOWN_IDLE, quote=quote)
-
-    def _alarms(self) -> list[str]:
-        return []
+        use = found["use"]
+        self.render(
+            "admin_overview.html",
+            found=found,
+            span=span,
+            charts=[] if use is None else charts(use, HOURS_OF[span]),
+            parts=gpu_parts,
+            shown_gpus=SHOWN_GPUS,
+            shown_idle=SHOWN_IDLE,
+            quote=quote,
+        )
 
 
 class OverviewApi(AdminApi):

@@ -8,7 +8,6 @@ from fgpu_scheduler import (
     InvalidTransition,
     NodeState,
     Session,
-    SystemClock,
     UnknownSession,
     account_shares,
     format_milli,
@@ -16,7 +15,7 @@ from fgpu_scheduler import (
 from fgpuspawner import scopes
 from fgpuspawner.engines.base import WhoseQueue
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage
-from fgpuspawner.service.admin.objects import AccountShare, OneWaiting, Queues, WaitingEntry, WaitingQueue
+from fgpuspawner.service.admin.objects import OneWaiting, Queues, WaitingEntry, WaitingQueue
 from fgpuspawner.service.api.capacity import allocatable_in, used_of
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.handler import Handler, whole_number
@@ -31,36 +30,24 @@ STUCK_AFTER_S = 600
 
 
 def queues_object(
-    world: World,
-    viewer: Viewer,
-    site: Site,
-    *,
-    now_s: int,
-    most: int | None = None,
-    accounts: Accounts | None = None,
+    world: World, viewer: Viewer, site: Site, *, most: int | None = None, accounts: Accounts | None = None
 ) -> Queues:
     """Return each resource group's queue, next one first, with a limited number of entries. For administrators only.
 
     Marks are counted over all waiting requests.
     """
     groups = sorted({*world.groups, *world.queues})
-    queues = [_queue(group, world, viewer, site, now_s, most, accounts or Accounts()) for group in groups]
+    queues = [_queue(group, world, viewer, site, most, accounts or Accounts()) for group in groups]
     return Queues(queues=queues, simulated=world.simulated())
 
 
 def _queue(
-    group: str,
-    world: World,
-    viewer: Viewer,
-    site: Site,
-    now_s: int,
-    most: int | None,
-    accounts: Accounts,
+    group: str, world: World, viewer: Viewer, site: Site, most: int | None, accounts: Accounts
 ) -> WaitingQueue:
     own = world.queues.get(group, ())
     nodes = [n for n in world.snapshot.nodes if n.resource_group == group]
     ready = [n for n in nodes if n.state is NodeState.READY]
-    waits_s = [max(0, now_s - session.waits_since_s) for _, session in own]
+    waits_s = [_waited_s(session, world) for _, session in own]
     marks = [_mark(forecast, waited_s) for (forecast, _), waited_s in zip(own, waits_s, strict=True)]
     return WaitingQueue(
         group=group,
@@ -71,8 +58,8 @@ def _queue(
         nodes_ready=len(ready),
         fgpu_used=format_milli(max(0, used_of(world, group).fgpu_milli)),
         fgpu_free=format_milli(max(0, _free(world, group))),
-        entries=[_entry(forecast, session, world, viewer, site, now_s) for forecast, session in own[:most]],
-        accounts=[AccountShare.of(a) for a in account_shares(world.snapshot, group, accounts).values()],
+        entries=[_entry(forecast, session, world, viewer, site) for forecast, session in own[:most]],
+        accounts=list(account_shares(world.snapshot, group, accounts).values()),
     )
 
 
@@ -81,15 +68,8 @@ def _free(world: World, group: str) -> int:
     return allocatable_in(world, Viewer(None, groups=(group,)), group).fgpu_milli
 
 
-def _entry(
-    forecast: Forecast,
-    session: Session,
-    world: World,
-    viewer: Viewer,
-    site: Site,
-    now_s: int,
-) -> WaitingEntry:
-    waited_s = max(0, now_s - session.waits_since_s)
+def _entry(forecast: Forecast, session: Session, world: World, viewer: Viewer, site: Site) -> WaitingEntry:
+    waited_s = _waited_s(session, world)
     return WaitingEntry.of(
         session_object(session, world, viewer, site),
         session,
@@ -97,6 +77,10 @@ def _entry(
         waited_s=waited_s,
         mark=_mark(forecast, waited_s),
     )
+
+
+def _waited_s(session: Session, world: World) -> int:
+    return max(0, world.snapshot.now_s - session.waits_since_s)
 
 
 def _mark(forecast: Forecast, waited_s: int) -> str | None:
@@ -117,7 +101,6 @@ async def queues(handler: Handler, *, most: int | None = None) -> Queues:
         administered(world, handler.viewer),
         handler.viewer,
         service.site,
-        now_s=SystemClock().now_s(),
         most=most,
         accounts=service.settings.account_tree(),
     )
@@ -129,12 +112,7 @@ def our_queue_decides(handler: Handler) -> bool:
 
 
 async def set_priority(handler: Handler, session_id: str, priority: int) -> None:
-    """Set a waiting session's priority, for the scheduler's next plan.
-
-    Raises:
-        Problem: there is no such session, it does not wait, the engine's own queue decides, or a group's administrator
-            asks for their own.
-    """
+    """Set a waiting session's priority, for the scheduler's next plan."""
     viewer = handler.viewer
     if not viewer.admin:
         session = await handler.visible_session(session_id)
@@ -158,7 +136,6 @@ async def set_priority(handler: Handler, session_id: str, priority: int) -> None
 
 
 class QueuePage(AdminFormPage):
-    address = "admin/queue"
     for_groups = True
 
     async def show(self, trouble: Problem | None = None) -> None:

@@ -71,13 +71,7 @@ def spec_of(quota: Quota) -> dict[str, Any]:
 
 def amounts_of(quota: Quota) -> dict[str, int | None]:
     """Return a quota's limits by their names in ``c.FGPU.quotas``; fGPU in thousandths."""
-    return {
-        "max_fgpu": quota.max_fgpu_milli,
-        "max_sessions": quota.max_sessions,
-        "max_pending": quota.max_pending,
-        "max_lifetime_s": quota.max_lifetime_s,
-        "guaranteed_fgpu": quota.guaranteed_milli,
-    }
+    return {name: getattr(quota, FGPU_AMOUNTS.get(name, name)) for name in QUOTA_AMOUNTS}
 
 
 def key_of(quota: Quota) -> dict[str, str]:
@@ -175,11 +169,7 @@ async def quotas(handler: Handler) -> Quotas:
 
 
 def read_quota(handler: Handler, given: Mapping[str, Any], *, key_only: bool = False) -> Quota:
-    """Return the quota that was sent; ``key_only``: without its limits.
-
-    Raises:
-        Problem: it is invalid; the message says what would work.
-    """
+    """Return the quota that was sent; ``key_only``: without its limits."""
     spec = {key: value for key, value in given.items() if value not in (None, "")}
     # A group's administrator learns of no other group.
     known = handler.service.settings.resource_groups() if handler.viewer.admin and not key_only else None
@@ -197,11 +187,7 @@ def read_key(handler: Handler, given: Mapping[str, Any]) -> Quota:
 
 
 async def write(handler: Handler, action: str, quota: Quota) -> None:
-    """Set a quota, remove it, or go back to the file's.
-
-    Raises:
-        Problem: there is no such quota, there is no change to discard, or a group's administrator may not change it.
-    """
+    """Set a quota, remove it, or go back to the file's."""
     file = handler.service.settings.quotas_given()
     if not handler.viewer.admin:
         edits = await handler.service.reader.read_store(lambda store: QuotaEdits(store).all())
@@ -229,7 +215,6 @@ async def write(handler: Handler, action: str, quota: Quota) -> None:
 
 
 class QuotasPage(AdminFormPage):
-    address = "admin/quotas"
     for_groups = True
 
     async def show(self, trouble: Problem | None = None) -> None:
@@ -272,11 +257,7 @@ class QuotasPage(AdminFormPage):
 
 
 def _numbers(given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the form's fields as the API has them; an invalid number stays as it is, to be refused later.
-
-    Raises:
-        Problem: the longest run cannot be read.
-    """
+    """Return the form's fields as the API has them; an invalid number stays as it is, to be refused later."""
     longest = given["max_lifetime_s"].strip()
     found = numbers_in({key: text.strip() for key, text in given.items() if key != "max_lifetime_s"})
     if longest:

@@ -2,68 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from typing import NamedTuple
 
 from fgpu_scheduler import QueueReader, SystemClock
-from fgpuspawner.meter.usage_report import DAY_S, MOST_DAYS, By, Line, Report, day_of, report, starts_at_s
+from fgpuspawner.meter.usage_report import DAY_S, MOST_DAYS, By, UsageReport, day_of, report, starts_at_s
 from fgpuspawner.service.admin.base import AdminApi, AdminPage
+from fgpuspawner.service.admin.charts import Chart, Series
 from fgpuspawner.service.admin.objects import Usage
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.problems import Problem, bad_argument
 from fgpuspawner.service.reader import REPORT_WITHIN_S
-
-WIDTH, HEIGHT = 900, 220
-LEFT, TOP, BOTTOM = 64, 22, 40
-MOST_LABELS = 8
-
-
-class PlotBar(NamedTuple):
-    """One bar, in the units of the drawing; ``label`` stands under it, or is empty."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    title: str
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    bars: tuple[PlotBar, ...]
-    #: Horizontal lines: their y and their text, in GPU-hours.
-    marks: tuple[tuple[float, str], ...]
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    bottom: int = HEIGHT - BOTTOM
-
-
-def plot(lines: Sequence[Line]) -> Plot:
-    """Return a bar for each line, as high as its GPU-hours, on a scale that ends at a round number."""
-    top = round_up(max((line.gpu_hours for line in lines), default=0))
-    tall, step = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT) / max(1, len(lines))
-    every = -(-len(lines) // MOST_LABELS)
-    bars = []
-    for at, line in enumerate(lines):
-        high = tall * line.gpu_hours / top
-        wide = max(1.0, step * 0.8)
-        bars.append(
-            PlotBar(
-                round(LEFT + at * step + (step - wide) / 2, 2),
-                round(HEIGHT - BOTTOM - high, 2),
-                round(wide, 2),
-                round(high, 2),
-                f"{line.name}: {number(line.gpu_hours)} GPU-hours",
-                line.name[5:] if at % every == 0 else "",
-            )
-        )
-    marks = ((round(HEIGHT - BOTTOM - tall * part, 2), number(top * part)) for part in (0, 0.5, 1))
-    return Plot(tuple(bars), tuple(marks))
 
 
 def number(value: float) -> str:
@@ -71,14 +20,6 @@ def number(value: float) -> str:
     whole, _, rest = f"{value:,.3f}".partition(".")
     rest = rest.rstrip("0")
     return f"{whole}.{rest}" if rest else whole
-
-
-def round_up(value: float) -> float:
-    """Return the next of 1, 2, 5, 10, 20, ... or of their tenths; 1 for 0."""
-    if value <= 0:
-        return 1
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(round(factor * power, 12) for factor in (1, 2, 5, 10) if value <= factor * power * (1 + 1e-9))
 
 
 USUAL_DAYS = 30
@@ -105,11 +46,7 @@ class Days:
 
 
 def read(handler: Handler) -> Days:
-    """Return the requested report; by default the last thirty days by day.
-
-    Raises:
-        Problem: a day is invalid, the span is too long, or ``by`` is unknown.
-    """
+    """Return the requested report; by default the last thirty days by day."""
     today = day_of(SystemClock().now_s())
     by = handler.get_query_argument("by", "") or By.DAY.value
     if by not in set(By):
@@ -139,12 +76,12 @@ def complete_from(history_days: int, now_s: int) -> date | None:
     return day_of(now_s - history_days * DAY_S) + timedelta(days=1) if history_days else None
 
 
-async def report_for(handler: Handler, asked: Days) -> Report:
+async def report_for(handler: Handler, asked: Days) -> UsageReport:
     now_s = SystemClock().now_s()
     names = handler.service.site.image_names
     begin_s, end_s = starts_at_s(asked.first), starts_at_s(asked.last) + DAY_S
 
-    def made(queue: QueueReader) -> Report:
+    def made(queue: QueueReader) -> UsageReport:
         spent = queue.spent(begin_s, end_s)
         return report(spent, asked.by, first=asked.first, last=asked.last, now_s=now_s)
 
@@ -161,18 +98,15 @@ async def report_for(handler: Handler, asked: Days) -> Report:
         name = names.get(slug, slug)
         return slug if name == slug else f"{name} ({slug})"
 
-    return Report(tuple(replace(line, name=words(line.name)) for line in found.lines), found.total)
+    return UsageReport(tuple(replace(line, name=words(line.name)) for line in found.lines), found.total)
 
 
 def _forgotten_before(handler: Handler, asked: Days) -> date | None:
-    """Return the day before which records may be missing, if it is in the span."""
     day = complete_from(handler.service.settings.history_days, SystemClock().now_s())
     return day if day is not None and asked.first < day else None
 
 
 class UsagePage(AdminPage):
-    address = "admin/usage"
-
     async def get(self) -> None:
         try:
             asked, trouble = read(self), None
@@ -182,7 +116,11 @@ class UsagePage(AdminPage):
             asked, trouble = Days(today - timedelta(days=USUAL_DAYS - 1), today, By.DAY), e
         found = await report_for(self, asked)
         lines = tuple(line for line in found.lines if line.sessions)
-        drawn: Plot | None = plot(found.lines) if asked.by is By.DAY and found.total.sessions else None
+        chart: Chart | None = None
+        if asked.by is By.DAY and found.total.sessions:
+            days = [starts_at_s(date.fromisoformat(line.name)) for line in found.lines]
+            hours = Series("GPU-hours", "accent", [line.gpu_hours for line in found.lines])
+            chart = Chart("GPU-hours of each day (UTC)", "bars", "", days, DAY_S, [hours], utc=True)
         self.render(
             "admin_usage.html",
             asked=asked,
@@ -191,7 +129,7 @@ class UsagePage(AdminPage):
             more=max(0, len(lines) - MOST_LINES),
             unused=len(found.lines) - len(lines),
             most=max((line.gpu_hours for line in found.lines), default=0.0),
-            plot=drawn,
+            chart=chart,
             number=number,
             trouble=trouble,
             by_words=BY_WORDS,

@@ -6,6 +6,7 @@ from dataclasses import astuple, dataclass, replace
 
 from fgpu_scheduler import (
     HOLDING,
+    Device,
     DeviceFree,
     Forecast,
     NodeState,
@@ -15,6 +16,7 @@ from fgpu_scheduler import (
     format_milli,
     free,
     holds_shares,
+    wants_shares,
 )
 from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
@@ -50,7 +52,7 @@ def used_of(world: World, group: str) -> ResourceAmounts:
     left = [n for n in free(world.snapshot) if n.node.resource_group == group]
     total = total_of(world, group)
     return ResourceAmounts(
-        total.fgpu_milli - sum(d.fgpu_milli for n in left for d in n.devices),
+        sum(_held_milli(d.device, world) for n in left for d in n.devices),
         total.cpu_milli - sum(n.cpu_milli for n in left),
         total.memory_mib - sum(n.memory_mib for n in left),
     )
@@ -65,7 +67,7 @@ def mine_in(world: World, viewer: Viewer, group: str) -> ResourceAmounts:
     ]
     return ResourceAmounts(
         # Summed over the shares: an exact amount was not asked for in fGPU.
-        sum(share.fgpu_milli for s in own if s.placement and holds_shares(s) for share in s.placement.shares),
+        sum(s.placement.fgpu_milli for s in own if s.placement and holds_shares(s)),
         sum(s.request.cpu_milli for s in own),
         sum(s.request.memory_mib for s in own),
     )
@@ -96,18 +98,18 @@ def allocatable_in(world: World, viewer: Viewer, group: str) -> ResourceAmounts:
 
 def within_quotas(milli: int, world: World, viewer: Viewer, group: str, *, in_all: bool = False) -> int:
     asker = Request(viewer.user or "", "/", "", group, 0, 0, 0, groups=viewer.hub_groups)
-    room = world.ledger.room_milli(asker, in_all=in_all)
-    return milli if room is None else min(milli, room)
+    left = world.ledger.left(asker, in_all=in_all)
+    if left.sessions == 0:
+        return 0
+    return milli if left.fgpu_milli is None else min(milli, left.fgpu_milli)
 
 
 class Capacity(Api):
     async def get(self) -> None:
-        step = self.service.settings.caps().fgpu_step_milli
-        world = await self.service.reader.world()
-        self.answer(capacity_object(world, self.viewer, fgpu_step_milli=step))
+        self.answer(capacity_object(await self.service.reader.world(), self.viewer))
 
 
-def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> objects.Capacity:
+def capacity_object(world: World, viewer: Viewer) -> objects.Capacity:
     """Return totals, use, the viewer's own use, and what they could still get.
 
     Administrators also get each node's state and isolation.
@@ -121,7 +123,7 @@ def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> ob
         most = within_quotas(allocatable.fgpu_milli, world, viewer, group, in_all=True)
         allocatable = replace(allocatable, fgpu_milli=most)
     found = objects.Capacity(
-        groups=[_group_object(g, world, viewer, fgpu_step_milli) for g in groups],
+        groups=[_group_object(g, world, viewer) for g in groups],
         mine_overall=objects.Amounts.of(mine),
         allocatable_overall=objects.Amounts.of(allocatable),
         simulated=world.simulated(groups),
@@ -143,7 +145,7 @@ def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> ob
     return objects.CapacityForAdmins.of(found, nodes=nodes)
 
 
-def _group_object(group: str, world: World, viewer: Viewer, fgpu_step_milli: int) -> objects.Group:
+def _group_object(group: str, world: World, viewer: Viewer) -> objects.Group:
     largest = world.largest_now.get(group)
     nodes = [node for node in world.snapshot.nodes if node.resource_group == group]
     sessions = [s for s in world.snapshot.sessions if s.request.resource_group == group]
@@ -157,8 +159,8 @@ def _group_object(group: str, world: World, viewer: Viewer, fgpu_step_milli: int
         mine=mine_in(world, viewer, group),
         allocatable=allocatable_in(world, viewer, group),
         largest_fgpu_now=None if largest is None else format_milli(largest),
-        fgpu_step=format_milli(fgpu_step_milli),
-        waiting=sum(s.state is SessionState.PENDING for s in sessions),
+        fgpu_step=format_milli(world.step_milli),
+        waiting=sum(s.state is SessionState.PENDING or wants_shares(s) for s in sessions),
         devices=[
             _device_object(left, node.node.id, world, viewer)
             for node in free(world.snapshot)
@@ -172,7 +174,7 @@ def _device_object(left: DeviceFree, node: str, world: World, viewer: Viewer) ->
     held = world.held.get(left.device.uuid, ())
     return objects.SharedDevice.of(
         left.device,
-        **device_fields(left),
+        **device_fields(left.device, world),
         node=node,
         shares=[
             objects.HeldShare.of(
@@ -185,11 +187,14 @@ def _device_object(left: DeviceFree, node: str, world: World, viewer: Viewer) ->
     )
 
 
-def device_fields(left: DeviceFree) -> dict[str, str]:
-    total_milli = left.device.capacity_milli
-    # Above 0 also where an administrator has made the unit smaller since.
-    used_milli = max(0, total_milli - left.fgpu_milli)
-    return {"fgpu_total": format_milli(total_milli), "fgpu_used": format_milli(used_milli)}
+def device_fields(device: Device, world: World) -> dict[str, str]:
+    used_milli = _held_milli(device, world)
+    return {"fgpu_total": format_milli(device.capacity_milli), "fgpu_used": format_milli(used_milli)}
+
+
+def _held_milli(device: Device, world: World) -> int:
+    # A parked session that wants its shares holds none yet.
+    return sum(share.fgpu_milli for _, share in world.held.get(device.uuid, ()))
 
 
 def queue_object(group: str, world: World, viewer: Viewer) -> objects.Queue:

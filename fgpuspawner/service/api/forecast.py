@@ -22,7 +22,7 @@ from fgpu_scheduler import (
     quota_words,
 )
 from fgpuspawner.form import ticket as tickets
-from fgpuspawner.form.offer import Refused
+from fgpuspawner.form.offer import RequestRefused
 from fgpuspawner.form.options import parse, read_fields
 from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
@@ -135,11 +135,7 @@ def _whose(quota: Quota) -> str:
 
 
 def without_session(world: World, user: str, session_id: str) -> World:
-    """Return the world as it will be when this session has ended.
-
-    Raises:
-        Problem: this user has no live session with this id.
-    """
+    """Return the world as it will be when this session has ended."""
     is_id = session_id.isascii() and session_id.isdigit() and len(session_id) <= MOST_DIGITS
     left_out = world.session(int(session_id)) if is_id else None
     if left_out is None or left_out.request.user != user:
@@ -167,6 +163,12 @@ class Forecast(Api):
         self.viewer = Viewer(ticket.user, groups=groups, hub_groups=ticket.hub_groups)
         await self.wait_for_turn()
 
+    def answer(self, found: objects.Answer, status: int = 200) -> None:
+        if isinstance(found, objects.Forecast):
+            offered = self.service.reader.catalogue.visible_to(self.viewer.user or "", self.viewer.hub_groups)
+            found.installing = self.service.frameworks.progress({image.slug for image in offered})
+        super().answer(found, status)
+
     async def get(self) -> None:
         reader, viewer = self.service.reader, self.viewer
         if viewer.user is None:
@@ -187,7 +189,7 @@ class Forecast(Api):
             quota = quota_object(world.snapshot, asker.for_server(NO_SERVER))
             wanted = parse(read_fields(fields), offer)
             _refuse_above_pending_limit(world, wanted.for_server(NO_SERVER), wanted.count, offer.caps)
-        except Refused as e:
+        except RequestRefused as e:
             self.answer(refused_object(e.refusals, count=_count(fields), simulated=simulated, quota=quota))
             return
         found = await reader.forecast(replace(wanted, on_demand=False), offer, world)
@@ -211,11 +213,10 @@ class Forecast(Api):
 
 
 def _refuse_above_pending_limit(world: World, asked: Request, count: int, caps: Caps) -> None:
-    """Refuse more requests than may wait at a time, as the scheduler would."""
     waiting = [s.request for s in world.snapshot.sessions if s.state is SessionState.PENDING]
     refusals = pending_refusals(asked, count, waiting, caps, world.snapshot.quotas)
     if refusals:
-        raise Refused(refusals)
+        raise RequestRefused(refusals)
 
 
 def _count(fields: dict[str, list[str]]) -> int:

@@ -193,7 +193,6 @@ class HistoryApi(Api):
         return await receipts_of(self, self._whose(), before=before, limit=limit)
 
     def _whose(self) -> str | None:
-        """Return the user of the requested history; None: all users."""
         everybody, user = self.flag("all"), self.get_query_argument("user", None)
         if self.viewer.admin:
             if user is not None or everybody:

@@ -30,7 +30,7 @@ from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.hub import HubUnreachable
 from fgpuspawner.service.model import Json, Savers, Viewer
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
-from fgpuspawner.service.session_actions import end_session, keep_session, write_audit
+from fgpuspawner.service.session_actions import end_session, grant_wish, write_audit
 
 SAVED_LOOK_S = 2.0
 SAVED_TRIES = 150
@@ -94,7 +94,7 @@ async def save_session(
     if end and session.ends_cause is EndCause.IDLE:
         # Else the session could be ended while it is being saved.
         with contextlib.suppress(Problem):
-            await keep_session(handler, session_id)
+            await grant_wish(handler, session_id, "keep")
     quota = service.settings.image_quota()
     asked_by = viewer.user or str(handler.current_user["name"])
     owner = session.request.user

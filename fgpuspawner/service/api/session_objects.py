@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from fgpu_scheduler import (
+    ASKED_FOR_S,
     LAUNCHING,
     UP,
     BlockingSessions,
     EndCause,
     ImageState,
+    Request,
     Session,
     SessionState,
     Share,
@@ -33,6 +35,7 @@ from fgpuspawner.service.model import (
     is_visible,
     may_save,
     meter_of,
+    never_park,
     resize_object,
     session_label,
     share_is_simulated,
@@ -95,16 +98,25 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         can_save=may_save(session, world, viewer),
         meter=live.now if live else None,
         disk=_disk(session, world, viewer),
+        folders=_folders(asked, site),
         resize=resize_object(session, world),
         parked=_parked(session),
         can_park=why_not_parked(session, world) is None,
+        park_refused=_park_refused(session, world),
+        never_park=never_park(session, world),
     )
 
 
 def _disk(session: Session, world: World, viewer: Viewer) -> str | None:
     # It names folders: only for the session's owner and administrators.
     may = session.state in UP and (is_mine(session, viewer) or viewer.admin)
-    return world.disks.sessions.get(session.id) if may else None
+    return world.disks.get(session.id) if may else None
+
+
+def _folders(asked: Request, site: Site) -> list[objects.SessionFolder]:
+    known = {folder.name: objects.SessionFolder.of(folder) for folder in site.folders_of(asked)}
+    gone = [objects.SessionFolder(name=name) for name in asked.folders if name not in known]
+    return [*known.values(), *gone]
 
 
 def _parked(session: Session) -> dict[str, object] | None:
@@ -114,11 +126,18 @@ def _parked(session: Session) -> dict[str, object] | None:
     return {"since_s": session.parked_at_s, "memory_mib": session.parked_mib, "wanted": wanted}
 
 
+def _park_refused(session: Session, world: World) -> str | None:
+    """Return why it was not parked when a person asked for it, for as long as that wish would have stood."""
+    asked_at_s = session.park_asked_at_s
+    recent = asked_at_s is not None and world.snapshot.now_s < asked_at_s + ASKED_FOR_S
+    return session.park_refused if recent and session.state in UP else None
+
+
 def _wait_fields(session: Session, world: World, viewer: Viewer) -> dict[str, object]:
-    """Return why and for how long a session still waits; nothing if it does not."""
     if session.state is not SessionState.PENDING and not wants_shares(session):
         return {"wait_reason": None}
-    found, sooner = world.forecasts.get(session.id), sooner_words(session, world, viewer) or None
+    found = world.forecasts.get(session.id) or world.wanted.get(session.id)
+    sooner = sooner_words(session, world, viewer) or None
     if found is None:
         return {"sooner": sooner}
     return {
@@ -205,7 +224,6 @@ def _pull(session: Session, world: World) -> dict[str, object] | None:
 
 
 def _end_fields(session: Session, world: World) -> dict[str, object]:
-    """Return when and why a running session ends, if settled, and whether its owner can postpone it."""
     if session.state not in UP:
         return {"ends_at_s": None, "ends_cause": None}
     allowed = extension_of(session, world)

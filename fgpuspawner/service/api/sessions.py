@@ -13,14 +13,11 @@ from fgpuspawner.service.problems import bad_argument, forbidden
 from fgpuspawner.service.session_actions import (
     FIELDS,
     end_session,
-    extend_session,
-    keep_session,
-    park_session,
+    grant_wish,
     rename_session,
     resize_session,
     session_log,
     session_setup,
-    wake_session,
 )
 from fgpuspawner.text.logs import LINES_SHOWN, MOST_LINES
 
@@ -49,11 +46,11 @@ class OneSession(Api):
             raise forbidden(needs(scopes.KEEP))
         given = self.body((*FIELDS, "name"))
         if given.keys() == {"name"}:
-            await self.answer_session(await rename_session(self, session_id, given["name"]))
-            return
-        if "name" in given:
+            session = await rename_session(self, session_id, given["name"])
+        elif "name" in given:
             raise bad_argument("name", "change the name and the amount in two calls")
-        session = await resize_session(self, session_id, given)
+        else:
+            session = await resize_session(self, session_id, given)
         await self.answer_session(session, status=202)
 
     def _message(self) -> str:
@@ -82,32 +79,15 @@ class SessionSetup(Api):
         self.answer(objects.SessionSetup(variables=dict(found.variables), script=found.script))
 
 
-class Keep(Api):
+class Wish(Api):
+    """The last word of the address is one of `WISHES`."""
+
     needs_scope = scopes.KEEP
 
     async def post(self, session_id: str) -> None:
-        await self.answer_session(await keep_session(self, session_id))
-
-
-class Extend(Api):
-    needs_scope = scopes.KEEP
-
-    async def post(self, session_id: str) -> None:
-        await self.answer_session(await extend_session(self, session_id))
-
-
-class Park(Api):
-    needs_scope = scopes.KEEP
-
-    async def post(self, session_id: str) -> None:
-        await self.answer_session(await park_session(self, session_id), status=202)
-
-
-class Wake(Api):
-    needs_scope = scopes.KEEP
-
-    async def post(self, session_id: str) -> None:
-        await self.answer_session(await wake_session(self, session_id), status=202)
+        wish = self.request.path.rpartition("/")[2]
+        found = await grant_wish(self, session_id, wish)
+        await self.answer_session(found, status=202 if wish in ("park", "wake") else 200)
 
 
 class Meters(Api):
@@ -132,4 +112,5 @@ class SessionMeter(Api):
         every_s = max(self.service.settings.meter_every_s, BETWEEN_POINTS_S)
         simulated = is_simulated(session, world)
         live = meter_of(session, world)
-        self.answer(objects.SessionMeter.of(live, every_s=every_s, simulated=simulated))
+        unmeasured: dict[str, object] = {"now": None, "points": [], "processes": []} if live is None else {}
+        self.answer(objects.SessionMeter.of(live, every_s=every_s, simulated=simulated, **unmeasured))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlparse
 
-from fgpu_scheduler import StoreUnavailable
+from fgpu_scheduler import FGPUError, StoreUnavailable
 from fgpuspawner.service import navigation
 from fgpuspawner.service.handler import Handler, viewer_of
 from fgpuspawner.service.model import Json
@@ -18,6 +18,8 @@ from fgpuspawner.text.times import moment
 
 class PageHandler(Handler):
     """Answers with pages; an unknown caller is sent to the log-in."""
+
+    shows_alarms: ClassVar[bool] = True
 
     async def prepare(self) -> None:
         site = self.service.site
@@ -37,11 +39,21 @@ class PageHandler(Handler):
         else:
             super().refuse_unknown()
 
+    @property
+    def path_here(self) -> str:
+        """The address below the service's prefix."""
+        return str(self.request.path.removeprefix(self.service.prefix))
+
+    @property
+    def here(self) -> navigation.NavigationEntry | None:
+        """The navigation's page that this address belongs to."""
+        return navigation.current(self.path_here)
+
     def get_template_namespace(self) -> dict[str, Any]:
         namespace: dict[str, Any] = super().get_template_namespace()
         site = self.service.site
         viewer = getattr(self, "viewer", None)
-        here = navigation.current(self.request.path.removeprefix(self.service.prefix))
+        here = self.here
         for_admins = viewer is not None and viewer.admin and here is not None and here.admin
         return namespace | {
             "prefix": self.service.prefix,
@@ -50,7 +62,7 @@ class PageHandler(Handler):
             "hub_files": f"{site.base_url}hub/",
             "site_name": self.service.settings.site_name,
             "viewer": viewer,
-            "title": here.title if here is not None and here.admin else "GPU sessions",
+            "title": navigation.title(self.path_here) or self.service.settings.site_name,
             "moment": moment,
             "navigation": navigation.entries(
                 self.service.reader.engine,
@@ -58,22 +70,16 @@ class PageHandler(Handler):
                 of_group=viewer is not None and viewer.sees_others,
             ),
             "here": here,
-            "alarms": self._alarms() if for_admins else [],
+            "alarms": self.service.alarms() if for_admins and self.shows_alarms else [],
             "banner": world.banner if viewer and (world := self.service.reader.last_world) else None,
         }
-
-    def _alarms(self) -> list[str]:
-        reader, settings = self.service.reader, self.service.settings
-        room, host = reader.room(), self.service.site.hub_host
-        short = None if room is None else room.words(settings.data_path())
-        danger = settings.danger_of_sharing(saves_images=reader.engine.saves_images, subdomain_host=host)
-        return [words for words in (short, danger) if words]
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         if self.wants_part:
             super().write_error(status_code, **kwargs)
         else:
-            self.render("error.html", problem=kwargs["problem"])
+            title = "Not found" if status_code == 404 else "Error"
+            self.render("error.html", problem=kwargs["problem"], title=title)
 
     @property
     def xsrf(self) -> str:
@@ -105,9 +111,10 @@ class FormPage(PageHandler):
     async def post(self, *_: str) -> None:
         try:
             await self.submit()
-        except Problem as e:
-            self.set_status(e.status)
-            await self.show(e)
+        except (Problem, FGPUError) as e:
+            trouble = self.problem_of(400, e)
+            self.set_status(trouble.status)
+            await self.show(trouble)
 
     @abstractmethod
     async def show(self, trouble: Problem | None = None) -> None:
@@ -115,11 +122,7 @@ class FormPage(PageHandler):
 
     @abstractmethod
     async def submit(self) -> None:
-        """Do what the form asks for, and redirect to the result.
-
-        Raises:
-            Problem: it cannot be done.
-        """
+        """Do what the form asks for, and redirect to the result."""
 
 
 class NoPage(PageHandler):

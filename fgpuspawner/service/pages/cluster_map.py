@@ -29,10 +29,17 @@ from fgpu_scheduler import (
     placements,
 )
 from fgpuspawner.service.api.session_objects import start_words
-from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible, session_label
+from fgpuspawner.service.model import (
+    NODE_WORDS,
+    Viewer,
+    World,
+    groups_of,
+    is_mine,
+    is_visible,
+    session_label,
+)
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.pages.session_rows import percent
-from fgpuspawner.service.pages.sessions_view import NODE_WORDS
 from fgpuspawner.text.sessions import about_words, amount_words, isolated, mib, ordinal, session_name
 
 Beside = Callable[[str, int], tuple[int, int]]
@@ -125,15 +132,15 @@ class MapGroup:
     head: QueueHead | None
 
 
-def cluster_map(world: World, viewer: Viewer, *, step_milli: int, beside: Beside) -> tuple[MapGroup, ...]:
+def cluster_map(world: World, viewer: Viewer, beside: Beside) -> tuple[MapGroup, ...]:
     """Return what the viewer sees of each resource group that they may know of."""
     left, beside = free(world.snapshot), cache(beside)
-    return tuple(_group(name, world, viewer, left, step_milli, beside) for name in groups_of(viewer, world))
+    return tuple(_group(name, world, viewer, left, beside) for name in groups_of(viewer, world))
 
 
-def _group(name: str, world: World, viewer: Viewer, left: Free, step_milli: int, beside: Beside) -> MapGroup:
+def _group(name: str, world: World, viewer: Viewer, left: Free, beside: Beside) -> MapGroup:
     own = [node for node in left if node.node.resource_group == name]
-    usable = {uuid: each for node in own for uuid, each in _usable(node, step_milli, beside).items()}
+    usable = {uuid: each for node in own for uuid, each in _usable(node, world.step_milli, beside).items()}
     waiting = world.queues.get(name, ())
     blocks = tuple(_queue_block(f, s, viewer, own) for f, s in waiting[:MOST_WAITING])
     return MapGroup(
@@ -195,7 +202,7 @@ def _largest(
 def _machine(node: NodeFree, world: World, usable: Mapping[str, _UsablePart], viewer: Viewer) -> MapMachine:
     gpus = tuple(
         _gpu(node.node, d, world.held.get(d.device.uuid, ()), usable[d.device.uuid], viewer)
-        for d in node.devices
+        for d in sorted(node.devices, key=lambda d: d.device.index)
     )
     state = node.node.state
     return MapMachine(node.node.id, state.value, "" if state is NodeState.READY else NODE_WORDS[state], gpus)
@@ -282,7 +289,6 @@ def _why_unusable(node: Node, left: DeviceFree, held: Sequence[tuple[Session, Sh
 
 
 def _pieces(nodes: Sequence[NodeFree], usable: Mapping[str, _UsablePart]) -> str:
-    """Return how free capacity is split: the largest piece, the sum, and what is blocked."""
     pieces = [own.milli for own in usable.values() if own.milli]
     blocked = sum(own.blocked_milli for own in usable.values())
     left = sum(max(0, d.fgpu_milli) for n in nodes for d in n.devices)
@@ -368,16 +374,12 @@ class MapPage(PageHandler):
                 raise
             trouble, world = self.problem_of(503, e), last
             self.set_status(503)
-        step = self.service.settings.caps().fgpu_step_milli
         more = {
-            "groups": cluster_map(
-                world, self.viewer, step_milli=step, beside=reader.cpu_and_memory_of(world)
-            ),
+            "groups": cluster_map(world, self.viewer, reader.cpu_and_memory_of(world)),
             "trouble": trouble,
             "age_s": SystemClock().now_s() - world.snapshot.now_s,
             "read_at_s": world.snapshot.now_s,
             "xsrf": self.xsrf,
-            "title": "Cluster map",
         }
         if not self.wants_part:
             self.render("map.html", **more)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from urllib.parse import urlencode
 
-from fgpu_scheduler import memory_words
+from fgpu_scheduler import FAILURES, memory_words
 from fgpuspawner.service.api.history import LARGEST_FILE, LARGEST_ID, advice_for, receipts_of, send_receipts
 from fgpuspawner.service.handler import whole_number
 from fgpuspawner.service.objects import Receipt
@@ -73,7 +73,6 @@ def _usual(memory_mib: int | None, compute_percent: float | None) -> str:
 
 
 def _lent(receipt: Receipt) -> str:
-    """Return the mean compute, of the share and beyond it; empty if none was lent."""
     borrowed, lent = receipt.compute_borrowed_percent, receipt.compute_lent_percent
     if borrowed is None or lent is None or not (rounded(borrowed) or rounded(lent)):
         return ""
@@ -105,8 +104,7 @@ def hours(amount: float) -> str:
 def _state(receipt: Receipt) -> str:
     if receipt.started_at_s is None and receipt.end_cause in ("USER", "QUEUE_TIMEOUT", "HUB_STOPPED"):
         return "CANCELLED"
-    failed = ("NODE_LOST", "PULL_FAILED", "LAUNCH_FAILED", "OOM", "ISOLATION_FAILED", "DISK_LIMIT")
-    return "ERROR" if receipt.end_cause in failed else "TERMINATED"
+    return "ERROR" if receipt.end_cause in FAILURES else "TERMINATED"
 
 
 def _energy(wh: float | None, *, estimated: bool) -> str:
@@ -169,7 +167,6 @@ class HistoryPage(PastPage):
             most_in_file=LARGEST_FILE,
             days=self.service.settings.history_days,
             simulated=any(one.simulated for one in shown),
-            title="History",
         )
 
 

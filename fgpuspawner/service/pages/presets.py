@@ -63,7 +63,6 @@ class PresetsPage(FormPage):
         self.redirect(f"{self.service.prefix}presets/", status=303)
 
     async def _save(self, user: str, name: str) -> None:
-        """Name the options of a session of the user, or rename a preset."""
         found, before = clean_name(name), self.field("before")
         if not found:
             raise bad_argument("name", BAD_NAME)

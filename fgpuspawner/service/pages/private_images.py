@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fgpu_scheduler import FGPUError, memory_words
+from fgpu_scheduler import memory_words
 from fgpuspawner import scopes
 from fgpuspawner.service.api.images import (
     answer,
@@ -18,7 +18,7 @@ from fgpuspawner.service.api.images import (
 )
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.model import may_save
-from fgpuspawner.service.pages.base import PageHandler
+from fgpuspawner.service.pages.base import FormPage, PageHandler
 from fgpuspawner.service.problems import Problem
 
 STATE_WORDS = {
@@ -40,7 +40,6 @@ class ImagePage(PageHandler):
 
     def get_template_namespace(self) -> dict[str, Any]:
         return super().get_template_namespace() | {
-            "title": "My images",
             "words": STATE_WORDS,
             "home": self.home,
             "memory_words": memory_words,
@@ -70,22 +69,10 @@ class PrivateImagesPage(ImagePage):
         )
 
 
-class SavePage(ImagePage):
-    async def get(self, session_id: str) -> None:
-        await self._show(session_id)
-
-    async def post(self, session_id: str) -> None:
-        try:
-            await save_session(self, session_id, *self.named(), end=self.field("end") == "yes")
-        except (Problem, FGPUError) as e:
-            problem = self.problem_of(400, e)
-            self.set_status(problem.status)
-            await self._show(session_id, problem)
-        else:
-            self.back()
-
-    async def _show(self, session_id: str, trouble: Problem | None = None) -> None:
+class SavePage(ImagePage, FormPage):
+    async def show(self, trouble: Problem | None = None) -> None:
         """Show the form, with what was sent if there is an error."""
+        session_id = self.path_args[0]
         session = await self.visible_session(session_id)
         world = await self.service.reader.world()
         if not may_save(session, world, self.viewer):
@@ -105,6 +92,10 @@ class SavePage(ImagePage):
             },
             end=self.field("end") == "yes" if sent else self.get_query_argument("end", "") == "1",
         )
+
+    async def submit(self) -> None:
+        await save_session(self, self.path_args[0], *self.named(), end=self.field("end") == "yes")
+        self.back()
 
 
 class RenamePage(ImagePage):
@@ -142,7 +133,6 @@ def name_for(image: str) -> str:
 
 
 def _beside(message: str) -> tuple[str, str]:
-    """Return the field of a refusal, and its text."""
     field, _, said = message.partition(": ")
     return (field, said) if field in ("name", "tag") else ("", message)
 

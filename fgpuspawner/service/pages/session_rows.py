@@ -18,7 +18,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.meter.model import Meter
 from fgpuspawner.service.csv_file import Cell
-from fgpuspawner.service.objects import Parked, Resize, Saving, Session
+from fgpuspawner.service.objects import Resize, Saving, Session
 from fgpuspawner.text.sessions import about_words, end_words, gib_words, place_words
 from fgpuspawner.text.times import cell
 
@@ -226,6 +226,8 @@ class SessionRow:
     pull: str
     saving: str
     interrupted_from_s: int | None
+    parks_at_s: int | None
+    wishes: tuple[tuple[str, str], ...]
     can_resize: bool
     resizing: str
     open_url: str | None
@@ -264,7 +266,7 @@ def row(session: Session, hub_host: str = "") -> SessionRow:
         session=session,
         state_words=STATE_WORDS[state],
         # A message of a running session is a warning to its owner.
-        why=(session.message or parked_words(session.parked) or (session.wait_text if waits else "") or "")
+        why=(session.message or parked_words(session) or (session.wait_text if waits else "") or "")
         if waits or running
         else STATE_WORDS[state],
         place=place_words(session.position),
@@ -279,6 +281,8 @@ def row(session: Session, hub_host: str = "") -> SessionRow:
         pull=session.pull.text if session.pull else "",
         saving=saving_words(session.saving),
         interrupted_from_s=_interrupted_from_s(session),
+        parks_at_s=session.meter.parks_at_s if session.meter else None,
+        wishes=_parking_wishes(session),
         can_resize=session.resize is not None and session.resize.why_not is None,
         resizing=resizing_words(session.resize),
         # Administrators get no link to open other users' servers here.
@@ -297,12 +301,24 @@ def _interrupted_from_s(session: Session) -> int | None:
     return None if session.warning or from_s == session.started_at_s else from_s
 
 
-def parked_words(parked: Parked | None) -> str:
-    """Return what a parked session keeps and how it gets its GPU; empty if it is not parked."""
+def _parking_wishes(session: Session) -> tuple[tuple[str, str], ...]:
+    offers = {
+        ("park", "Park"): session.can_park,
+        ("wake", "Get GPU"): session.parked is not None and not session.parked.wanted,
+        ("never-park", "Never park"): session.never_park is False,
+        ("may-park", "Allow parking"): session.never_park is True,
+    }
+    return tuple(wish for wish, offered in offers.items() if offered)
+
+
+def parked_words(session: Session) -> str:
+    """Return what a parked session keeps and how it gets its GPU, or why it is not parked as was asked, or nothing."""
+    parked = session.parked
     if parked is None:
-        return ""
+        return f"not parked: {session.park_refused}" if session.park_refused else ""
     kept = f"{gib_words(parked.memory_mib)} GiB of GPU memory kept. " if parked.memory_mib else ""
-    return f"{kept}{'It waits for its GPU' if parked.wanted else 'A cell that needs the GPU gets it'}"
+    way = "It waits for its GPU" if parked.wanted else "A cell that needs the GPU gets it"
+    return f"{kept}{way}{' and then keeps it' if session.never_park else ''}"
 
 
 def saving_words(saving: Saving | None) -> str:

@@ -26,13 +26,10 @@ from fgpuspawner.service.problems import Problem, bad_argument
 from fgpuspawner.service.session_actions import (
     FIELDS,
     end_session,
-    extend_session,
-    keep_session,
-    park_session,
+    grant_wish,
     rename_session,
     resize_session,
     session_log,
-    wake_session,
 )
 from fgpuspawner.text.fields import MOST_NAME
 from fgpuspawner.text.logs import LINES_SHOWN
@@ -150,18 +147,16 @@ class SessionsPage(SessionsHandler):
         return {str(i): make(row).decode() for row in rows if (i := row.session.id) in wanted}
 
     def _line_maker(self, more: dict[str, Any]) -> Any:
-        """Return a function that makes a row: its template and names are looked up once."""
         template = self.application.settings["lines"].load("row.html")
         names = self.get_template_namespace() | more
         return lambda row: template.generate(**(names | {"row": row}))
 
     def _page(self, world: World, past: tuple[Session, ...], choice: SessionFilter) -> SessionsView:
         site, viewer = self.service.site, self.viewer
-        step = self.service.settings.caps().fgpu_step_milli
         return sessions_view(
             sessions=self.objects(world),
             ended=sessions_object(past, world, viewer, site).sessions,
-            capacity=capacity_object(world, viewer, fgpu_step_milli=step),
+            capacity=capacity_object(world, viewer),
             group=self.get_query_argument("group", None),
             viewer=viewer,
             everybody=self.everybody,
@@ -184,9 +179,6 @@ class SessionsFile(SessionsHandler):
         found = filtered(self.objects(world), self.choice())
         day = str(cell(world.snapshot.now_s))[:10]
         self.send_csv(f"sessions-{day}.csv", tuple(SESSION_COLUMNS), map(session_cells, found))
-
-
-MOST_DIGITS = 10
 
 
 class EndPage(PageHandler):
@@ -225,10 +217,6 @@ class ResizePage(FormPage):
 
     async def submit(self) -> None:
         given: dict[str, object] = {n: self.field(n) for n in FIELDS if n in self.request.body_arguments}
-        for name in FIELDS[1:]:
-            number = self.field(name)
-            if number.isascii() and number.isdigit() and len(number) < MOST_DIGITS:
-                given[name] = int(number)
         await resize_session(self, self.path_args[0], given)
         self.redirect(self.service.prefix, status=303)
 
@@ -265,33 +253,11 @@ class LogPage(PageHandler):
         )
 
 
-class KeepPage(PageHandler):
+class WishPage(PageHandler):
+    """The word before the session's id in the address is one of `WISHES`."""
+
     needs_scope = scopes.KEEP
 
     async def post(self, session_id: str) -> None:
-        await keep_session(self, session_id)
-        self.redirect(self.service.prefix, status=303)
-
-
-class ParkPage(PageHandler):
-    needs_scope = scopes.KEEP
-
-    async def post(self, session_id: str) -> None:
-        await park_session(self, session_id)
-        self.redirect(self.service.prefix, status=303)
-
-
-class WakePage(PageHandler):
-    needs_scope = scopes.KEEP
-
-    async def post(self, session_id: str) -> None:
-        await wake_session(self, session_id)
-        self.redirect(self.service.prefix, status=303)
-
-
-class ExtendPage(PageHandler):
-    needs_scope = scopes.KEEP
-
-    async def post(self, session_id: str) -> None:
-        await extend_session(self, session_id)
+        await grant_wish(self, session_id, self.request.path.split("/")[-2])
         self.redirect(self.service.prefix, status=303)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote, urlencode
 
-from fgpu_scheduler import parse_milli
-from fgpuspawner.service.model import Viewer
+from fgpu_scheduler import NodeState, parse_milli
+from fgpuspawner.service.model import NODE_WORDS, Viewer
 from fgpuspawner.service.objects import Amounts, Capacity, CapacityForAdmins, Group, NodeIsolation, Session
 from fgpuspawner.service.pages.session_rows import (
     LAUNCHING,
@@ -101,11 +101,7 @@ class SessionFilter:
 
 
 def read_filter(argument: Callable[[str], str], *, admin: bool) -> SessionFilter:
-    """Return the choice of an address, read with ``argument``.
-
-    Raises:
-        Problem: 400, an unknown choice, or too long a text.
-    """
+    """Return the choice of an address, read with ``argument``."""
     for name, known in (
         ("sort", tuple(SORTS)),
         ("state", tuple(STATES)),
@@ -231,17 +227,9 @@ def sessions_view(
         simulated=capacity.simulated or any(s.simulated for s in sessions),
         read_at_s=read_at_s,
         new_url=new_session_url(sessions, viewer, base_url),
-        machines=tuple((node, NODE_WORDS[node.state]) for node in nodes),
+        machines=tuple((node, NODE_WORDS[NodeState(node.state)]) for node in nodes),
         lost="" if here is None else lost_nodes_text(here.nodes, here.nodes_lost),
     )
-
-
-NODE_WORDS = {
-    "READY": "takes sessions",
-    "CORDONED": "takes no new sessions: it was taken out of use",
-    "LOST": "does not answer; what it runs keeps its shares",
-    "GONE": "is gone, an administrator said; its sessions are being ended",
-}
 
 
 def lost_nodes_text(nodes: int, lost: int) -> str:
@@ -293,7 +281,6 @@ def _level(
     unit: str,
     everybody: bool,
 ) -> StackedBar:
-    """Return one bar over these groups; ``viewers`` is what the viewer holds and could get there."""
     total, used, free = (sum(whole(group[of][key]) for group in groups) for of in ("total", "used", "free"))
     mine, allocatable = (whole(amounts[key]) for amounts in viewers)
     rest = ("unavailable", "unavailable", total - used - free)

@@ -1,4 +1,4 @@
-/* Keeping, extending, parking and waking a session, and ending one after a question, without leaving the page. */
+/* What can be asked for a running session (keeping, extending, parking ...), and ending one after a question, without leaving the page. */
 (function () {
   "use strict";
 
@@ -8,6 +8,8 @@
     extend: ["is extended", "extended"],
     park: ["is being parked", "parked"],
     wake: ["gets its GPU as soon as it is free", "given its GPU"],
+    "never-park": ["keeps its GPU once it has it", "kept from being parked"],
+    "may-park": ["may be parked again", "changed"],
   };
 
   /** Carry out the wish of a form without leaving the page. */

@@ -6,7 +6,7 @@
 
   /** Return whether something on the page is being written, read aloud or about to be pressed. */
   function isInUse(main) {
-    if (main.querySelector("[role=alert]")) {
+    if (main.querySelector("[role=alert], .chart:hover")) {
       return true;
     }
     const active = document.activeElement;
@@ -35,6 +35,7 @@
       if (found && !isInUse(main)) {
         window.fgpu.localise(found);
         main.replaceChildren(...found.childNodes);
+        document.dispatchEvent(new Event("fgpu-refreshed"));
       }
     } catch (error) {
       // What is there stays, until the service answers again.

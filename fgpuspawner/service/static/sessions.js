@@ -163,7 +163,15 @@
     try {
       const answer = await fetch(page.prefix + "api/v1/meters" + (everybody ? "?all=1" : ""), { headers: page.headers });
       if (answer.ok) {
-        showMeters((await answer.json()).meters);
+        const { meters } = await answer.json();
+        showMeters(meters);
+        // No event tells that a session becomes idle.
+        if (Object.keys(meters).some(function (id) {
+          const line = document.getElementById("session-" + id);
+          return line && line.dataset.parks !== String(meters[id].parks_at_s ?? "");
+        })) {
+          page.soon();
+        }
       }
     } catch (error) {
       // What is said of a service that cannot be reached, the stream's own asking says.
@@ -181,9 +189,6 @@
     const now = Date.now() / 1000;
     for (const cell of rows.querySelectorAll("[data-since], [data-until]")) {
       cell.textContent = span(cell.dataset.since ? now - cell.dataset.since : cell.dataset.until - now);
-    }
-    for (const left of rows.querySelectorAll(".left")) {
-      left.textContent = ", in " + span((Date.parse(left.previousElementSibling.dateTime) - Date.now()) / 1000);
     }
   }
 

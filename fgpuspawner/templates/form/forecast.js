@@ -1,6 +1,8 @@
 // The service gives a forecast for the ticket in this page, and takes nothing else from here.
 const box = by("fgpu-forecast");
 const WAIT_MS = 25, PATIENCE_MS = 1500, AGAIN_MS = 20000;
+// While a framework is being installed, which is shown.
+const INSTALLING_MS = 2000;
 // No press lasts longer: a browser can forget that a button was released.
 const PRESSED_AT_MOST_MS = 30000, LOOK_AGAIN_MS = 100;
 let timer = null, last = null, sent = 0, old = false;
@@ -27,7 +29,7 @@ async function forecast(query, signal) {
   }
 }
 /** A ticket ends after an hour, and with the Hub that gave it: take one from a form of now, and keep what is filled in. */
-async function newTicket(signal) {
+async function newForm(signal) {
   try {
     // Without options: with them the Hub would start a server.
     const answer = await fetch(window.location.pathname, {
@@ -35,11 +37,43 @@ async function newTicket(signal) {
     });
     const form = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector(".fgpu-form");
     if (form) { root.dataset.ticket = form.dataset.ticket; }
-    return form !== null;
+    return form;
   } catch (error) {
-    return false;
+    return null;
   }
 }
+const lines = by("fgpu-installing");
+/** Show how far frameworks are that are being installed, and the image of each that is ready. */
+async function showInstalling(found, signal) {
+  for (const line of [...lines.children]) {
+    if (!line.dataset.ended && !found.some((one) => one.name === line.dataset.name)) { line.remove(); }
+  }
+  for (const { name, state, text } of found) {
+    let line = [...lines.children].find((each) => each.dataset.name === name);
+    if (!line && state === "installing") {
+      line = document.createElement("p");
+      line.className = "hint mb-1";
+      line.dataset.name = name;
+      line.setAttribute("role", "status");
+      line.append(document.createElement("strong"), ": ", document.createElement("span"));
+      line.firstChild.textContent = name;
+      lines.append(line);
+    }
+    if (!line || line.dataset.ended) { continue; }
+    // Read out at its end, not with each percent.
+    line.setAttribute("aria-busy", String(state === "installing"));
+    line.querySelector("span").textContent = text;
+    if (state === "failed") { line.dataset.ended = state; }
+    if (state !== "ready") { continue; }
+    const form = await newForm(signal), has = (place) => [...place.querySelectorAll("[name=image]")].some((r) => r.dataset.name === name);
+    // The Hub reads the catalogue every two seconds.
+    if (form && has(form)) {
+      takeImages(form);
+      line.dataset.ended = state;
+    }
+  }
+}
+const isInstalling = () => [...lines.children].some((line) => !line.dataset.ended);
 /** Wait while a button is pressed: one that moves away, or is made again, under the pointer is not clicked. */
 async function untilReleased() {
   const deadline = Date.now() + PRESSED_AT_MOST_MS;
@@ -49,7 +83,7 @@ async function untilReleased() {
 }
 async function send() {
   clearTimeout(timer);
-  timer = setTimeout(again, AGAIN_MS);
+  timer = setTimeout(again, isInstalling() ? INSTALLING_MS : AGAIN_MS);
   if (last) { last.abort(); }
   const mine = last = new AbortController();
   sent = Date.now();
@@ -60,8 +94,9 @@ async function send() {
     if (field(name) && !["setup", "variables", "script"].includes(name)) { query.append(name, value); }
   }
   let answer = await forecast(query, mine.signal);
-  if (isTooOld(answer) && await newTicket(mine.signal)) { answer = await forecast(query, mine.signal); }
+  if (isTooOld(answer) && await newForm(mine.signal)) { answer = await forecast(query, mine.signal); }
   await untilReleased();
+  if (answer && answer.installing) { await showInstalling(answer.installing, mine.signal); }
   if (mine !== last) { return; }
   last = null;
   if (old) {
@@ -75,29 +110,12 @@ async function send() {
 /** Ask again from time to time while the page is visible: other sessions start and end. */
 function again() {
   if (document.hidden) {
-    timer = setTimeout(again, AGAIN_MS);
+    timer = setTimeout(again, isInstalling() ? INSTALLING_MS : AGAIN_MS);
   } else {
     send();
   }
 }
-/** Return local time; with the day, unless that is today. */
-function clock(at_s) {
-  const at = new Date(at_s * 1000), day = at.toDateString() === new Date().toDateString() ? {} : { weekday: "short" };
-  return at.toLocaleTimeString([], { hour: "numeric", minute: "2-digit", ...day });
-}
-function when(at_s) {
-  const minutes = Math.max(1, Math.round((at_s - Date.now() / 1000) / 60));
-  const long = minutes < 90 ? minutes + " min" : Math.round(minutes / 60) + " h";
-  return clock(at_s) + " (in " + long + ")";
-}
-/** Return the range in which a start lies, or the instant where that is narrow. */
-function startWords(f) {
-  if (!f.expected_start_at_s) { return ""; }
-  const early = f.early_start_at_s, late = f.late_start_at_s;
-  if (f.basis === "time limits") { return "at the latest " + when(f.expected_start_at_s); }
-  if (early === null || late === null || late - early < 600) { return "about " + when(f.expected_start_at_s); }
-  return "probably between " + clock(early) + " and " + clock(late);
-}
+const { startWords, when } = window.fgpu;
 function nth(n) {
   const last = n % 10, teen = n % 100 > 10 && n % 100 < 14;
   return n + (teen ? "th" : last === 1 ? "st" : last === 2 ? "nd" : last === 3 ? "rd" : "th");

@@ -60,7 +60,7 @@ function imageChanged() {
   preselect();
   showMarks();
 }
-for (const radio of root.querySelectorAll("[name=image]")) { radio.addEventListener("change", imageChanged); }
+root.addEventListener("change", (event) => { if (event.target.name === "image") { imageChanged(); } });
 named.addEventListener("input", () => {
   nameChanged();
   describe();
@@ -75,19 +75,35 @@ if (group) {
   });
 }
 // A click anywhere on a card chooses its first image, unless one of its own is chosen.
-for (const card of root.querySelectorAll(".image-card")) {
-  card.addEventListener("click", (event) => {
-    const first = card.querySelector(".version:not([hidden]) input");
-    if (first && !event.target.closest("label, a, button") && !card.querySelector("input:checked")) { first.click(); }
-  });
-}
+root.addEventListener("click", (event) => {
+  const card = event.target.closest(".image-card");
+  const first = card && card.querySelector(".version:not([hidden]) input");
+  if (first && !event.target.closest("label, a, button") && !card.querySelector("input:checked")) { first.click(); }
+});
 nameChanged();
 describe();
 showMarks();
 
+/** Show the images of another form of this page, and keep the choice. */
+function takeImages(form) {
+  const value = chosen() && chosen().value, left = before && before.value, focused = document.activeElement;
+  const radio = (value) => [...root.querySelectorAll("[name=image]")].find((r) => r.value === value) || null;
+  const inside = focused.name === "image" ? focused.value : null;
+  known.images = JSON.parse(form.dataset.known).images;
+  root.querySelector(".cards").replaceWith(form.querySelector(".cards"));
+  for (const each of root.querySelectorAll("[name=image]")) { each.checked = each.value === value; }
+  before = radio(left);
+  if (radio(inside)) { radio(inside).focus(); }
+  showMarks();
+  find();
+}
 // The search hides what it does not find. The chosen image is named above, found or not.
 const search = by("fgpu-search");
 function find() {
+  if (!search) {
+    describe();
+    return;
+  }
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   let found = 0;
   for (const version of root.querySelectorAll(".version")) {

@@ -1,6 +1,7 @@
 // Values behind the # of a link, such as of one in JupyterLab: they are shown, and start nothing.
 const LINKED = ["image", "group", "fgpu", "gpu_memory_mib", "compute_percent", "gpu_models", "gpu_model", "cpu", "memory_mib",
-  "memory_gib", "count", "time_limit", "time_limit_s", "priority", "account", "gpu"];
+  "memory_gib", "count", "time_limit", "time_limit_s", "priority", "account", "gpu",
+  "folders"];
 const linked = Object.fromEntries(
   [...new URLSearchParams(window.location.hash.slice(1))].filter(([name]) => LINKED.includes(name))
 );

@@ -17,6 +17,9 @@ function fill(fields) {
     } else if (name === "gpu_models") {
       const names = value.split(",").map((one) => one.trim());
       models.forEach((one, at) => { one.value = names[at] || ""; });
+    } else if (name === "folders") {
+      const names = value.split(",").map((one) => one.trim());
+      for (const box of root.querySelectorAll("[name=folders]")) { box.checked = names.includes(box.value); }
     } else if (field(name)) {
       field(name).value = value;
     }

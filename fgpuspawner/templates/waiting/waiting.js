@@ -1,20 +1,8 @@
+const { startWords, when } = window.fgpu;
 const api = new JHAPI(window.jhdata.base_url);
 // The stream tells of a cancelled spawn's end, too: then this page waits for the answer, and not reloads.
-let cancelling = false, over = false, queued = false;
+let cancelling = false, over = false, queued = false, named = root.dataset.server || "Your session";
 
-/** Return local time; with the day, unless that is today. */
-function clock(at_s) {
-  const at = new Date(at_s * 1000), day = at.toDateString() === new Date().toDateString() ? {} : { weekday: "short" };
-  return at.toLocaleTimeString([], { hour: "numeric", minute: "2-digit", ...day });
-}
-// A range of a few minutes is shown as one instant.
-const NARROW_S = 600;
-function startWords(f) {
-  if (f.basis === "time limits") { return "at the latest " + clock(f.expected_start_at_s); }
-  const early = f.early_start_at_s, late = f.late_start_at_s;
-  return early === null || late === null || late - early < NARROW_S ? "about " + clock(f.expected_start_at_s)
-    : "probably between " + clock(early) + " and " + clock(late);
-}
 function nth(n) {
   const last = n % 10, teen = n % 100 > 10 && n % 100 < 14;
   return n + (teen ? "th" : last === 1 ? "st" : last === 2 ? "nd" : last === 3 ? "rd" : "th");
@@ -47,8 +35,9 @@ function show(event) {
   if (said) { write(by("progress-message"), said); }
   if (!f) { return; }
   const place = !waiting || !f.position ? "" : f.position === 1 ? "Next in the queue" : nth(f.position) + " in the queue";
-  const name = root.dataset.server ? " \u2013 " + root.dataset.server : "";
-  document.title = (place || (waiting ? "Waiting" : "Starting")) + name;
+  write(by("fgpu-name"), f.name);
+  if (root.dataset.server) { named = f.name; }
+  document.title = (place || (waiting ? "Waiting" : "Starting")) + (root.dataset.server ? " \u2013 " + named : "");
   write(by("fgpu-title"), waiting ? "Waiting in the queue" : "Your session is starting");
   write(by("fgpu-stays"), waiting ? "you keep your place, and the session starts when your GPU share is free." : "the session starts anyway.");
   queued = waiting;
@@ -64,7 +53,7 @@ function show(event) {
   showPull(f.pull);
   fact("fgpu-start", !waiting ? null : f.expected_start_at_s === null
     ? (f.basis || "no estimate") : startWords(f) + ", from " + f.basis + (f.behind_s ? ", as of " + f.behind_s + " s ago" : ""));
-  fact("fgpu-since", clock(f.submitted_at_s));
+  fact("fgpu-since", when(f.submitted_at_s));
   waitsAs = place ? f.session_id : null;
   if (place) { askLess(); } else { by("fgpu-less").hidden = true; }
 }
@@ -92,10 +81,10 @@ by("stop-server-btn").addEventListener("click", function () {
 const MISSING_MOST = 45;
 let missing = 0;
 function notifyOfStart() {
-  notify("Your session is ready", (root.dataset.server || "Your session") + " has started.");
+  notify("Your session is ready", named + " has started.");
 }
 function notifyOfNoStart(message) {
-  notify("Your session did not start", message || (root.dataset.server || "Your session") + " could not be started.");
+  notify("Your session did not start", message || named + " could not be started.");
 }
 /** Go where the Hub sends this page: to the session, or to where one logs in. What tells of progress knows which. */
 async function redirected() {

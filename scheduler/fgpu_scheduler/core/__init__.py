@@ -7,7 +7,6 @@ Read it in this order; each module says more at its top. Imports point down (`py
 
 Values
     units               amounts: thousandths of an fGPU; parsing, formatting and rounding
-    persistent_map      an immutable mapping that shares its unchanged parts with its successor
     model               the frozen values; `Snapshot` is everything that a decision may depend on
     lifecycle           every legal change of a session's state
     records             what is stored about sessions beside the live ones
@@ -16,9 +15,8 @@ Values
 From a request to shares
     shares              what a request is worth on given devices
     placement           free capacity, feasibility, and the best placement on one node
-    node_table          the same for many nodes at once, as NumPy columns
     placer              the same for many requests, one after the other
-    scores              how good a placement is, one policy a module
+    scores              how good a placement is
     shortage            why nothing fits, in words
 
 Admission
@@ -26,12 +24,12 @@ Admission
     admission           the limits on one request, and every reason to refuse it
 
 The queue
-    policies            what an administrator configures for a resource group
+    policies            what an administrator configures for a resource group's queue
     accounts            the tree of accounts and users, and the order in which it is fair
     usage               past and present usage, and its decay
     orders              the order of a queue: priority, then age, then arrival, usage or dominant share
     reservations        the place that is reserved for a blocked request, and the known ends that free it
-    pending_queue       sets of identical requests, and requests that cannot fit
+    pending_queue       sets of identical requests
     free_capacity       the free capacity of a resource group, kept from plan to plan
     group_scheduler     one pass over one queue; plans and forecasts consist of these passes
     returning           which parked sessions get their shares back, and the places of sessions on demand

@@ -7,9 +7,9 @@ users. Users of no account share the account `DEFAULT`. Without accounts all use
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import add
 
 #: The account of users who are in no other one.
@@ -17,9 +17,8 @@ DEFAULT = "default"
 
 #: The path of an account, with all accounts above it, and a user. A request names both.
 Member = tuple[str, str]
-#: A user of an account in the tree or, with "" for the user, an account itself. The root is ("", "").
+#: A user of an account in the tree or, with "" for the user, an account itself.
 _Branch = tuple[str, str]
-_ROOT: _Branch = ("", "")
 
 
 def account_names(path: str) -> list[str]:
@@ -91,8 +90,11 @@ class Accounts:
         name, user = branch
         return 1 if user or name not in self.by_name else self.by_name[name].weight
 
-    def shares(self, used: Mapping[Member, float]) -> dict[str, AccountShare]:
-        """Return the share and the usage of each account, by name, the accounts of each below it."""
+    def shares(self, used: Mapping[str, Mapping[str, float]]) -> dict[str, AccountShare]:
+        """Return the share and the usage of each account, by name, the accounts of each below it.
+
+        ``used`` is by path and user.
+        """
         known = {**dict.fromkeys(self.by_name), DEFAULT: None} if self.by_name else {}
         paths = {name: self.path(name) for name in known}
         parents = {name: paths[name].rpartition("/")[0] for name in known}
@@ -100,10 +102,10 @@ class Accounts:
         for name in known:
             of_siblings[parents[name]] = of_siblings.get(parents[name], 0) + self.weight((name, ""))
         amounts = dict.fromkeys(known, 0.0)
-        for member, amount in used.items():
-            for name, _ in self.line(member)[1:]:
-                amounts[name] += amount
-        total = sum(used.values()) or 1
+        for path, users in used.items():
+            for name, _ in self.line((path, ""))[1:]:
+                amounts[name] += sum(users.values())
+        total = sum(sum(users.values()) for users in used.values()) or 1
         part: dict[str, float] = {"": 1}
         found = {}
         for name in sorted(known, key=lambda name: account_names(paths[name])):
@@ -117,46 +119,53 @@ class Accounts:
 class Standings:
     """What each user and account has beside the average of its siblings, while more is added."""
 
-    def __init__(self, accounts: Accounts, amounts: Mapping[Member, float]) -> None:
+    def __init__(self, accounts: Accounts, amounts: Mapping[str, Mapping[str, float]]) -> None:
+        """``amounts`` are by path and user."""
         self._accounts = accounts
-        #: For each branch what it has, for its weight, and the factor that makes it 1 for the average of its siblings.
-        self._branches: dict[_Branch, list[float]] = {}
-        self._lines: dict[Member, list[tuple[list[float], float]]] = {}
-        self._factors: dict[_Branch, float] = {}
-        siblings: dict[_Branch, dict[_Branch, None]] = {}
-        for member, amount in amounts.items():
-            self.add(member, amount)
-            for parent, branch in _pairs(accounts.line(member)):
-                siblings.setdefault(parent, {})[branch] = None
-        for parent, own in siblings.items():
-            factor = 1 / max(1.0, sum(self._branches[branch][0] for branch in own) / len(own))
-            self._factors[parent] = factor
-            for branch in own:
-                self._branches[branch][1] = factor
+        #: By path, its accounts from the innermost out; the last one is the root, "".
+        self._lines: dict[str, list[str]] = {}
+        #: By account, what each of its users has.
+        self._users: dict[str, dict[str, float]] = {}
+        #: What each account has, for its weight.
+        self._has: dict[str, float] = {}
+        for path, own in amounts.items():
+            users = self._users.setdefault(self._line(path)[0], {})
+            # A moved account has several paths.
+            users.update(
+                {user: users.get(user, 0) + amount for user, amount in own.items()} if users else own
+            )
+        below = {name: list(users.values()) for name, users in self._users.items() if users}
+        for name, users in self._users.items():
+            self._add_above(self._line(name), sum(users.values()))
+        for name, amount in self._has.items():
+            below.setdefault(self._line(name)[1], []).append(amount)
+        #: By account, the factor that makes 1 of the average of its users and of the accounts below it.
+        self._factors = {name: 1 / max(1.0, sum(each) / len(each)) for name, each in below.items()}
 
     def add(self, member: Member, amount: float) -> None:
         """Add an amount to a user and to the accounts above."""
-        for branch, weight in self._lines.get(member) or self._line(member):
-            branch[0] += amount / weight
+        path, user = member
+        line = self._lines.get(path) or self._line(path)
+        users = self._users.setdefault(line[0], {})
+        users[user] = users.get(user, 0) + amount
+        self._add_above(line, amount)
 
     def of(self, member: Member) -> float:
         """Return the sum, over a user and the accounts above, of what each has: 1 is the average of its siblings."""
-        found = 0.0
-        for branch, _ in self._lines.get(member) or self._line(member):
-            found += branch[0] * branch[1]
+        path, user = member
+        line, factors = self._lines.get(path) or self._line(path), self._factors
+        found = self._users.get(line[0], {}).get(user, 0) * factors.get(line[0], 1.0)
+        for name, above in pairwise(line):
+            found += self._has.get(name, 0) * factors.get(above, 1.0)
         return found
 
-    def _line(self, member: Member) -> list[tuple[list[float], float]]:
-        line = self._lines[member] = []
-        for parent, branch in _pairs(self._accounts.line(member)):
-            factor = self._factors.get(parent, 1.0)
-            line.append((self._branches.setdefault(branch, [0.0, factor]), self._accounts.weight(branch)))
+    def _line(self, path: str) -> list[str]:
+        line = self._lines[path] = [*(name for name, _ in self._accounts.line((path, ""))[1:]), ""]
         return line
 
-
-def _pairs(line: Sequence[_Branch]) -> Iterator[tuple[_Branch, _Branch]]:
-    """Yield each branch of a line after its parent."""
-    return zip((*line[1:], _ROOT), line, strict=True)
+    def _add_above(self, line: Sequence[str], amount: float) -> None:
+        for name in line[:-1]:
+            self._has[name] = self._has.get(name, 0) + amount / self._accounts.weight((name, ""))
 
 
 def fair_ranks(
@@ -169,44 +178,37 @@ def fair_ranks(
 
     ``asked`` has for each resource the amounts of all requests, and the largest resource counts. Each request adds its
     own to its user and accounts, so the next one of the same account ranks behind. ``waiting`` is in the order of
-    positions, which decides between equals.
+    positions; equal ranks go by position.
     """
-    if not waiting:
-        return []
-    sums: dict[_Branch, list[float]] = {}
+    sums: dict[_Branch, Sequence[float]] = {}
     for member, amounts in used.items():
         for branch in accounts.line(member):
-            sums[branch] = list(map(add, sums[branch], amounts)) if branch in sums else list(amounts)
+            sums[branch] = list(map(add, sums[branch], amounts)) if branch in sums else amounts
     own: dict[Member, list[int]] = {}
     for n, member in enumerate(waiting):
         if member in own:
             own[member].append(n)
         else:
             own[member] = [n]
-    children: dict[_Branch, dict[_Branch, list[int]]] = {}
+    #: For each level of the tree, the numbers of the requests below each of its branches.
+    levels: list[dict[_Branch, list[int]]] = []
     for member, numbers in own.items():
-        leaf, *above = (line := accounts.line(member))
-        for parent, branch in _pairs(line):
-            children.setdefault(parent, {}).setdefault(branch, [])
-        # An account has several names after a move.
-        children[above[0] if above else _ROOT][leaf] += numbers
-
-    def in_order(parent: _Branch) -> list[int]:
-        found: list[tuple[int, int]] = []
-        for branch, numbers in children[parent].items():
-            numbers = sorted(numbers) or in_order(branch)
-            has = sums.get(branch) or [0] * len(asked)
+        for depth, branch in enumerate(reversed(accounts.line(member))):
+            levels += [{} for _ in range(depth + 1 - len(levels))]
+            levels[depth].setdefault(branch, []).extend(numbers)
+    ranks = [0] * len(waiting)
+    for level in reversed(levels):
+        for branch, numbers in level.items():
+            # The order of the level below, which has ranked them.
+            numbers.sort()
+            numbers.sort(key=ranks.__getitem__)
             totals = [
                 accumulate(map(column.__getitem__, numbers), initial=start)
-                for column, start in zip(asked, has, strict=True)
+                for column, start in zip(asked, sums.get(branch) or [0] * len(asked), strict=True)
             ]
-            weight = accounts.weight(branch)
             most = map(max, *totals) if len(totals) > 1 else totals[0]
-            # Rounded, because the order of the additions changes the last digits.
-            found += [(int(amount / weight + 0.5), n) for amount, n in zip(most, numbers, strict=False)]
-        return [n for _, n in sorted(found)]
-
-    ranks = [0] * len(waiting)
-    for rank, n in enumerate(in_order(_ROOT)):
-        ranks[n] = rank
+            weight = accounts.weight(branch)
+            for n, amount in zip(numbers, most, strict=False):
+                # Rounded, because the order of the additions changes the last digits.
+                ranks[n] = int(amount / weight + 0.5)
     return ranks

@@ -64,7 +64,7 @@ def expected_returns(snapshot: Snapshot, policy: Policy, lengths: RunLengths) ->
             found.append(ExpectedReturn(session, 0, None, BASIS_NOW, now))
             continue
         others = [e.session for e in found if e.waits is WaitReason.RESOURCES]
-        position = 1 + sum(not _uuids(session).isdisjoint(_uuids(other)) for other in others)
+        position = 1 + sum(not session.device_uuids.isdisjoint(other.device_uuids) for other in others)
         if waits is WaitReason.QUOTA:
             found.append(ExpectedReturn(session, position, waits, BASIS_QUOTA))
         elif node is None or node.state not in (NodeState.READY, NodeState.CORDONED):
@@ -94,10 +94,10 @@ def _starts_on(
     ends, typical = [(snapshot.now_s, 0, None)], False
     for session in there:
         end = end_of(session)
-        at_s = end.at_s(part, snapshot.now_s)
+        left_s = end.left_s((part,))
         typical = typical or end.rest is not None
-        if at_s is not None:
-            ends.append((at_s, session.id, session))  # type: ignore[arg-type]
+        if left_s is not None:
+            ends.append((snapshot.now_s + left_s[0], session.id, session))  # type: ignore[arg-type]
     found: dict[int, int] = {}
     for at_s, _, ended in sorted(ends, key=lambda end: end[:2]):
         if ended is not None:
@@ -108,8 +108,8 @@ def _starts_on(
                 continue
             own = without_machine(session.request)
             fits = placement.claimed_shares(left, own, session.placement)
-            if fits is None or not blocked.isdisjoint(_uuids(session)):
-                blocked |= _uuids(session)
+            if fits is None or not blocked.isdisjoint(session.device_uuids):
+                blocked |= session.device_uuids
             else:
                 left, found[session.id] = fits, at_s
     return found, typical
@@ -117,7 +117,3 @@ def _starts_on(
 
 def _is_on(session: Session, node: Node) -> bool:
     return session.placement is not None and session.placement.node_id == node.id
-
-
-def _uuids(session: Session) -> set[str]:
-    return {share.device_uuid for share in session.placement.shares} if session.placement else set()

@@ -1,22 +1,22 @@
 """When each waiting session is expected to start: the planner's passes, run forward from a snapshot.
 
-1. `_SimulationStart` makes a pass at the snapshot's time and notes what is known of the end of each session: a time
-   limit, an announced end, or how long similar sessions ran.
-2. One `_Simulation` runs in which every session ends after the median time. It ends the next sessions, makes a pass, and
-   so on, with the same `GroupScheduler` as the planner. A session starts when a pass starts it.
-3. Ends are uncertain, so `WORLDS` more simulations run in which sessions end earlier or later. The range of a start is
-   from the earliest to the latest of them.
-4. Sessions that the simulations do not reach get a start from how fast the queue moves.
+1. `_Ground` makes a pass at the snapshot's time and notes what is known of the end of each session: a time limit, an
+   announced end, or how long similar sessions ran.
+2. Ends are uncertain, so `WORLDS` simulations (`_World`) run on copies of this ground, in which sessions end earlier or
+   later. Each ends the next sessions, makes a pass, and so on, with the same `GroupScheduler` as the planner.
+3. After `WORLD_STARTS` starts a world goes on without places: a session starts once enough fGPU has become free.
+4. A start is expected at the median over the worlds, and its range is from the earliest to the latest of them.
 
 Later passes keep the order of the first, except for requests that reach their longest wait.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, lru_cache
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import NamedTuple
 
 from fgpu_scheduler.core import orders, placement
@@ -33,11 +33,10 @@ from fgpu_scheduler.core.model import (
     WaitReason,
 )
 from fgpu_scheduler.core.pending_queue import PendingQueue
-from fgpu_scheduler.core.placement import NodeFree, best_fit
-from fgpu_scheduler.core.placer import Placer
+from fgpu_scheduler.core.placement import NodeFree
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
-from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.reservations import SURE_ENDS, Reservation, free_at_s
+from fgpu_scheduler.core.quota import Ledger, least_limit
+from fgpu_scheduler.core.reservations import NEVER_S, SURE_ENDS, Reservation, free_at_s
 from fgpu_scheduler.core.run_lengths import RemainingTime, RunLengths
 from fgpu_scheduler.core.usage import taken_milli
 
@@ -47,20 +46,17 @@ BASIS_TYPICAL = "how long sessions usually run"
 BASIS_UNKNOWN = "no estimate yet: too few sessions have ended"
 BASIS_NO_NODE = "no estimate: no machine that takes sessions now could hold it"
 BASIS_QUOTA = "no estimate: its quota leaves no room"
-BASIS_FAR = "no estimate: too many wait ahead of it"
 
 #: A session that has outlived its time limit is expected to end after this time.
 SOON_S = 60
 
-#: The number of worlds for a range. A start is expected to lie between the least and the most of nine in 8 of 10 cases.
+#: The number of worlds. A start is expected to lie between the least and the most of nine in 8 of 10 cases.
 WORLDS = 9
-#: The number of starts that each world simulates; later ones follow from how fast or slow these are there.
-WORLD_STARTS = 24
-#: Numbers without a common divisor with `WORLDS`, so that `_part` returns each ninth in exactly one world.
+#: Numbers without a common divisor with `WORLDS`, so that `_parts` has each ninth in exactly one world.
 STRIDES = (1, 2, 4, 5, 7, 8)
-
-#: Bound of the passes of a forecast; later starts follow from how fast the queue moves until then.
-MOST_PASSES = 300
+#: The number of starts and of passes after which a world goes on without places.
+WORLD_STARTS = 64
+MOST_PASSES = 100
 
 #: In place of a session's id, in the heap of ends: an event at which no session ends.
 NO_SESSION = 0
@@ -82,17 +78,11 @@ NOT_COMPUTED = BlockingSessions(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStart:
-    """When a session is expected to start, on what basis, and which ends that needs."""
+    """When a session is expected to start, before calibration, on what basis, and which ends that needs."""
 
-    at_s: int
+    planned: StartRange
     basis: str
     ahead: BlockingSessions
-    range: StartRange | None = None
-
-    @property
-    def planned(self) -> StartRange:
-        """The range before calibration: the instant alone if nothing is uncertain."""
-        return self.range or StartRange(self.at_s, self.at_s, self.at_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +100,18 @@ class SimulatedPass:
     ended: Sequence[tuple[Session, Placement]]
 
 
+class SimulatedStart(NamedTuple):
+    """A start in one world. ``left`` is the free capacity of its node after it, and ``ended`` what has ended there.
+    ``without`` is the starting session if ``left`` does not count it. A start without a place has neither.
+    """
+
+    at_s: int
+    typical: bool = True
+    left: NodeFree | None = None
+    ended: Sequence[tuple[Session, Placement]] = ()
+    without: Session | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedQueue:
     """The passes over one queue in one world, in order, and the ends after the last of them."""
@@ -120,8 +122,8 @@ class SimulatedQueue:
     #: By node id, after the last pass.
     free: Mapping[str, NodeFree]
     queue_is_empty: bool
-    #: The waits in this world, as a factor of those in the median simulation.
-    pace: float = 1.0
+    #: The starts by session id.
+    found: Mapping[int, SimulatedStart]
 
 
 @dataclass(slots=True)
@@ -134,15 +136,11 @@ class ExpectedStarts:
     typical: bool
     #: The resource groups with a node that takes sessions now.
     open: frozenset[str]
-    #: The resource groups in which the simulation reached its bound.
-    far: dict[str, None]
-    #: By resource group: the median simulation, then the worlds of the range.
+    #: By resource group: its queue in each world.
     futures: dict[str, tuple[SimulatedQueue, ...]] = field(default_factory=dict)
 
     def why_not(self, session: Session, reason: WaitReason) -> str:
         """Return why a session has no expected start."""
-        if session.request.resource_group in self.far:
-            return BASIS_FAR
         if reason is WaitReason.QUOTA:
             return BASIS_QUOTA
         none_is_open = session.request.resource_group not in self.open
@@ -165,80 +163,59 @@ def expected_starts(
         for n in world.nodes
         if n.state is NodeState.READY and not (n.devices and all(d.cordoned for d in n.devices))
     )
-    starts = ExpectedStarts({}, bool(history.lengths), open_groups, {})
+    starts = ExpectedStarts({}, bool(history.lengths), open_groups)
     for group, queue in orders.queue_snapshots(world, policy.accounts).items():
         own = policy.of(group)
-        with (cache or PlanCache()).free_capacity(world, group, own.placing) as capacity:
-            begin = _SimulationStart(world, queue, own, history.lengths, capacity)
-        run = _Simulation(begin, None)
-        run.forward(only, MOST_PASSES)
-        if not run.is_done:
-            run.estimate_far_starts(only)
-        if not run.is_done:
-            starts.far[group] = None
-        futures = [run.simulated()]
-        if begin.is_uncertain or run.is_uncertain:
-            futures += _range(run.found, begin)
-        starts.futures[group] = tuple(futures)
-        starts.found |= run.found
+        with (cache or PlanCache()).free_capacity(world, group) as capacity:
+            ground = _Ground(world, queue, own, history.lengths, capacity)
+        wanted = [s.id for s in queue.waiting if only is None or s.id in only]
+        # Without past runs no end is uncertain, and all worlds are the same.
+        numbers = range(WORLDS if history.lengths else 1)
+        futures = tuple(_World(ground, n, wanted).simulated() for n in numbers)
+        starts.futures[group] = futures
+        for i in wanted:
+            start = _expected([one.found.get(i) for one in futures])
+            if start is not None:
+                starts.found[i] = start
     return starts
 
 
-def _range(found: dict[int, ExpectedStart], begin: _SimulationStart) -> list[SimulatedQueue]:
-    """Replace each expected start by the median over all worlds, with the range; return the worlds."""
-    now_s = begin.now_s
-    by_start = sorted(found, key=lambda i: found[i].at_s)[:WORLD_STARTS]
-    first = dict.fromkeys(by_start)
-    seen: list[tuple[dict[int, ExpectedStart], SimulatedQueue]] = []
-    for n in range(WORLDS):
-        run = _Simulation(begin, n)
-        run.forward(first, 2 * WORLD_STARTS)
-        there = [i for i in by_start if i in run.found]
-        waited_s = sum(found[i].at_s - now_s for i in there)
-        pace = sum(run.found[i].at_s - now_s for i in there) / waited_s if waited_s else 1.0
-        seen.append((run.found, replace(run.simulated(), pace=pace)))
-    for i, start in found.items():
-        found[i] = _ranged(
-            start,
-            now_s,
-            [own[i].at_s if i in first and i in own else simulated.pace for own, simulated in seen],
-        )
-    return [simulated for _, simulated in seen]
-
-
-def _ranged(start: ExpectedStart, now_s: int, seen: Iterable[int | float]) -> ExpectedStart:
-    """Return a start with its range. ``seen`` has for each world the instant or, as a float, the world's pace."""
-    wait_s = start.at_s - now_s
-    instants = sorted(one if isinstance(one, int) else now_s + round(one * wait_s) for one in seen)
-    middle_s = instants[len(instants) // 2]
-    return replace(start, at_s=middle_s, range=StartRange(instants[0], middle_s, instants[-1]))
+def _expected(seen: Sequence[SimulatedStart | None]) -> ExpectedStart | None:
+    """Return the start that is expected from those in each world; None if there is none in half of them."""
+    known = sorted((one for one in seen if one is not None), key=itemgetter(0))
+    if 2 * len(known) <= len(seen):
+        return None
+    middle = known[len(known) // 2]
+    ahead = NOT_COMPUTED if middle.left is None else _ahead(middle.left, middle.ended, middle.without)
+    basis = BASIS_TYPICAL if middle.typical else BASIS_LIMITS
+    return ExpectedStart(StartRange(known[0].at_s, middle.at_s, known[-1].at_s), basis, ahead)
 
 
 def start_behind(
-    session: Session, ahead: Collection[int], futures: Sequence[SimulatedQueue], now_s: int
+    session: Session, ahead: Collection[int], futures: Sequence[SimulatedQueue]
 ) -> ExpectedStart | None:
     """Return when a request starts that was not simulated, behind the sessions ``ahead`` of it in the queue.
 
-    In each simulation that is the first pass that leaves room for it without the sessions behind it. None if the
-    simulations end before.
+    In each world that is the first pass that leaves room for it without the sessions behind it, or else about when the
+    last session ahead of it starts.
     """
-    found = _first_fit(session, ahead, futures[0])
-    if found is None:
-        return None
-    at_s, typical, node_id, left = found
-    ends = (end for one_pass in futures[0].passes if one_pass.at_s <= at_s for end in one_pass.ended)
-    later = ((s, where) for end_s, _, s, where in futures[0].ends if end_s <= at_s)
+    return _expected([_start_behind(session, ahead, one) for one in futures])
+
+
+def _start_behind(
+    session: Session, ahead: Collection[int], simulated: SimulatedQueue
+) -> SimulatedStart | None:
+    fit = _first_fit(session, ahead, simulated)
+    if fit is None:
+        there = [simulated.found[i].at_s for i in ahead if i in simulated.found]
+        return SimulatedStart(max(there)) if there and not simulated.queue_is_empty else None
+    at_s, typical, node_id, left = fit
+    ends = (end for one_pass in simulated.passes if one_pass.at_s <= at_s for end in one_pass.ended)
+    later = ((s, where) for end_s, _, s, where in simulated.ends if end_s <= at_s)
     gone = [
         (s, where) for s, where in (*ends, *later) if where.node_id == node_id and s.placement is not None
     ]
-    start = ExpectedStart(at_s, BASIS_TYPICAL if typical else BASIS_LIMITS, _ahead(left, gone, session))
-    if len(futures) == 1:
-        return start
-    others = (_first_fit(session, ahead, simulated) for simulated in futures[1:])
-    seen = [
-        simulated.pace if one is None else one[0] for one, simulated in zip(others, futures[1:], strict=True)
-    ]
-    return _ranged(start, now_s, seen)
+    return SimulatedStart(at_s, typical, left, gone, session)
 
 
 def _first_fit(
@@ -273,7 +250,7 @@ def _first_fit(
         before = nodes.get(where.node_id) or simulated.free.get(where.node_id)
         if before is not None:
             left = nodes[where.node_id] = placement.released(before, ended.request, where)
-            if placement.place(request, (left,), score=placement.best_fit) is not None:
+            if placement.fits_on(left, request):
                 return at_s, typical, where.node_id, left
     return None
 
@@ -291,9 +268,8 @@ def _ahead(
         # Shares of a cordoned device are in the way of no start.
         shares = tuple(share for share in where.shares if share.device_uuid in offered)
         stays = placement.claimed_shares(left, session.request, replace(where, shares=shares))
-        if stays is not None and without is not None:
-            fits = placement.place(without.request, (stays,), score=placement.best_fit)
-            stays = None if fits is None else stays
+        if stays is not None and without is not None and not placement.fits_on(stays, without.request):
+            stays = None
         if stays is None:
             needed.append(session)
         else:
@@ -302,18 +278,17 @@ def _ahead(
 
 
 class KnownEnd(NamedTuple):
-    """What is known of the end of a session: the instant, or the rest of its limit and the past runs."""
+    """What is known of the end of a session: the most seconds until then, and the past runs; both None: nothing."""
 
-    sure_s: int | None = None
-    left_s: int | None = None
+    most_s: int | None
     rest: RemainingTime | None = None
 
-    def at_s(self, part: float, now_s: int) -> int | None:
-        """Return the instant of the end if it runs for as long as this part of similar sessions; None if unknown."""
-        if self.rest is not None:
-            at_s = now_s + max(1, self.rest.at_s(part))
-            return at_s if self.left_s is None else min(at_s, now_s + self.left_s)
-        return self.sure_s if self.left_s is None else now_s + self.left_s
+    def left_s(self, parts: Sequence[float]) -> list[int] | None:
+        """Return the seconds until the end if it runs for as long as each of these parts of similar sessions, or None."""
+        if self.rest is None:
+            return None if self.most_s is None else [self.most_s] * len(parts)
+        most_s = NEVER_S if self.most_s is None else self.most_s
+        return [most_s if at_s > most_s else at_s or 1 for at_s in map(self.rest.at_s, parts)]
 
 
 def known_end(
@@ -329,23 +304,36 @@ def known_end(
     ``rest`` returns how long a session of a user and image that has run for some seconds goes on.
     """
     if session.state is SessionState.TERMINATING:
-        return KnownEnd(now_s + 1)
+        return KnownEnd(1)
     if session.ends_at_s is not None and session.ends_cause in SURE_ENDS:
-        return KnownEnd(max(session.ends_at_s, now_s + 1))
+        return KnownEnd(max(session.ends_at_s - now_s, 1))
     # The clock may have been set back since.
     started_s = now_s if session.started_at_s is None else min(now_s, session.started_at_s)
     request = session.request
-    limits = session.time_limit_s, ledger.limit_s(request), policy.max_lifetime_s
-    limit_s = min((limit for limit in limits if limit is not None), default=None)
+    limit_s = least_limit((session.time_limit_s, ledger.limit_s(request), policy.max_lifetime_s))
     ran_s = now_s - started_s
     left_s = None if limit_s is None else limit_s - ran_s
     if left_s is not None and left_s <= 0:
-        return KnownEnd(now_s + SOON_S)
-    return KnownEnd(None, left_s, rest(request.user, request.image, ran_s))
+        return KnownEnd(SOON_S)
+    return KnownEnd(left_s, rest(request.user, request.image, ran_s))
 
 
-class _SimulationStart:
-    """What all simulations of a queue begin with: the sessions that hold shares, their ends, and the pass of now."""
+class _Holder(NamedTuple):
+    """A session that holds shares, and the fGPU x 1000 that its end frees on the nodes of the resource group."""
+
+    session: Session
+    where: Placement
+    milli: int
+    #: Whether its end rests on how long other sessions ran.
+    typical: bool
+
+
+#: An instant, a session's id, and the session that ends then.
+_End = tuple[int, int, _Holder | None]
+
+
+class _Ground:
+    """What all worlds of a queue begin with: the sessions that hold shares, their ends, and the pass of now."""
 
     def __init__(
         self,
@@ -357,95 +345,97 @@ class _SimulationStart:
     ) -> None:
         self.now_s = world.now_s
         self.by_user = bool(world.quotas)
-        self._policy = policy
-        self._lengths = lengths
         self._ledger = Ledger(world)
-        #: By user and image, how long a session runs that starts now.
-        self._rest_at_start: dict[tuple[str, str], RemainingTime | None] = {}
-        #: By id, the sessions that hold shares, and where.
-        self.holding: dict[int, tuple[Session, Placement]] = {}
-        self.ends: dict[int, KnownEnd] = {}
+        self._policy = policy
+        self._rest = cache(lengths.rest)
+        self._runs_s: dict[int, tuple[list[int] | None, bool]] = {}
+        #: The sessions that hold shares and have a known end, and how long they go on in each world.
+        self.holders: list[tuple[_Holder, list[int]]] = []
         for s in world.sessions:
             # With quotas, sessions of the same user in other resource groups may have to end first.
             matters = self.by_user or s.request.resource_group == queue.resource_group
             if matters and (where := taken_placement(s)) is not None:
-                self.holding[s.id] = s, where
-                self.ends[s.id] = self.end_of(s, world.now_s)
-        #: Whether an end rests on how long other sessions ran.
-        self.is_uncertain = any(end.rest is not None for end in self.ends.values())
+                run_s, typical = self.run_s(s)
+                milli = where.fgpu_milli if where.node_id in capacity.placer.nodes else 0
+                if run_s is not None:
+                    self.holders.append((_Holder(s, where, milli, typical), run_s))
         scheduler = GroupScheduler(world, capacity, policy, Ledger(world), reasons=False)
         self.queue = PendingQueue(scheduler.in_order(queue), by_user=self.by_user, held=True)
+        # A node that refused a session is tried again from then on: an event without an end.
+        tried_s = [node.until_s(world.now_s) for s in queue.waiting for node in s.refused]
+        self.tried: list[_End] = [(at_s, NO_SESSION, None) for at_s in tried_s if at_s is not None]
         self.started = scheduler.fill(self.queue)
         self.scheduler = scheduler.copy(self.started)
 
-    def end_of(self, session: Session, now_s: int) -> KnownEnd:
-        """Return what is known of the end of a session that holds shares at an instant, or starts then."""
-        return known_end(session, now_s, ledger=self._ledger, policy=self._policy, rest=self._rest)
+    @cached_property
+    def later(self) -> list[tuple[int, int, list[int] | None]]:
+        """The sessions that fit on empty nodes and in their quotas, in queue order: the id, the fGPU x 1000, and how long
+        it runs in each world."""
+        nodes, fit = [placement.untouched(left.node) for left in self.scheduler.nodes.values()], list[int]()
+        for same in self.queue.sets:
+            if same.reason is not WaitReason.QUOTA and any(placement.fits_on(n, same.shape) for n in nodes):
+                fit += same.positions[same.first :]
+        in_order = [self.queue.sessions[position] for position in sorted(fit)]
+        return [(s.id, self._ledger.milli(s), self.run_s(s)[0]) for s in in_order]
 
-    def _rest(self, user: str, image: str, ran_s: int) -> RemainingTime | None:
-        if ran_s:
-            return self._lengths.rest(user, image, ran_s)
-        key = user, image
-        if key not in self._rest_at_start:
-            self._rest_at_start[key] = self._lengths.rest(*key, 0)
-        return self._rest_at_start[key]
+    def run_s(self, session: Session) -> tuple[list[int] | None, bool]:
+        """Return for each world how long a session runs that holds shares now, or from its start on, and whether that
+        rests on how long other sessions ran."""
+        found = self._runs_s.get(session.id)
+        if found is None:
+            end = known_end(session, self.now_s, ledger=self._ledger, policy=self._policy, rest=self._rest)
+            found = self._runs_s[session.id] = end.left_s(_parts(session.id)), end.rest is not None
+        return found
 
 
-class _Simulation:
-    """The passes over one queue in one world, one after the other."""
+class _World:
+    """The passes over one queue in one world, one after the other, until the ``wanted`` sessions have started."""
 
-    def __init__(self, begin: _SimulationStart, number: int | None) -> None:
-        """``number`` is that of the world; None is the one in which every session ends after the median time."""
-        self.found: dict[int, ExpectedStart] = {}
-        self.is_uncertain = False
-        #: Whether all sessions have started, or nothing can change.
-        self.is_done = False
-        self._begin = begin
+    def __init__(self, ground: _Ground, number: int, wanted: Sequence[int]) -> None:
+        self.found: dict[int, SimulatedStart] = {}
+        self._ground = ground
         self._number = number
-        self._scheduler = begin.scheduler.copy(begin.started)
-        self._queue = begin.queue.copy()
-        self._holding = dict(begin.holding)
+        self._scheduler = ground.scheduler.copy(ground.started)
+        self._queue = ground.queue.copy()
         self._passes: list[SimulatedPass] = []
         #: By node, the sessions of the snapshot that have ended, in the order of their ends.
-        self._ended_on: dict[str, list[tuple[Session, Placement]]] = {}
-        #: A heap of instant, session id, and whether the instant is typical.
-        self._ends: list[tuple[int, int, bool]] = []
-        for session in self._queue.sessions:
-            # A node that refused the session is tried again from then on: an event without an end.
-            tried_s = (node.until_s(begin.now_s) for node in session.refused)
-            self._ends += [(until_s, NO_SESSION, False) for until_s in tried_s if until_s is not None]
-        for session_id, end in begin.ends.items():
-            self._expect(session_id, end, begin.now_s)
+        self._ended_on: dict[str, tuple[tuple[Session, Placement], ...]] = {}
+        #: A heap.
+        self._ends: list[_End] = [
+            (ground.now_s + run_s[number], holder.session.id, holder) for holder, run_s in ground.holders
+        ]
+        self._ends += ground.tried
         heapify(self._ends)
+        self._forward(wanted)
 
-    def forward(self, only: Collection[int] | None, most_passes: int) -> None:
-        """Make passes and end sessions in between, until all (or ``only`` those) have started or nothing can change."""
-        scheduler = self._scheduler
-        waiting = self._queue.sessions
-        wanted = len(waiting) if only is None else sum(1 for s in waiting if s.id in only)
-        placed, ended, by_typical = self._begin.started, list[tuple[Session, Placement]](), False
-        for _ in range(most_passes):
-            self._record_pass(placed, ended, by_typical=by_typical)
-            wanted -= sum(1 for session, _ in placed if only is None or session.id in only)
-            if not wanted or not self._ends:
-                self.is_done = True
+    def _forward(self, wanted: Sequence[int]) -> None:
+        """Make passes and end sessions in between, until all wanted ones have started or nothing can change."""
+        scheduler, found = self._scheduler, self.found
+        placed, ended, typical = self._ground.started, list[tuple[Session, Placement]](), False
+        while True:
+            self._record_pass(placed, ended, typical=typical)
+            if not self._ends or all(i in found for i in wanted):
+                return
+            if len(found) >= WORLD_STARTS or len(self._passes) >= MOST_PASSES:
+                self._go_on_without_places()
                 return
             instant, ended = self._ends[0][0], []
             scheduler.now_s = max(scheduler.now_s, instant)
             while self._ends and self._ends[0][0] == instant:
-                _, session_id, typical = heappop(self._ends)
-                by_typical = by_typical or typical
-                if session_id == NO_SESSION:
+                holder = heappop(self._ends)[2]
+                if holder is None:
                     continue
-                session, where = self._holding.pop(session_id)
+                session, where, _, by_typical = holder
+                typical = typical or by_typical
                 scheduler.end(session, where)
                 ended.append((session, where))
-                if session_id in self._begin.holding:
-                    self._ended_on.setdefault(where.node_id, []).append((session, where))
+                if session.placement is not None:
+                    on = self._ended_on.get(where.node_id, ())
+                    self._ended_on[where.node_id] = (*on, (session, where))
             again = scheduler.resorted()
             if again is not None:
-                left = [s for s in again if s.id not in self.found]
-                self._queue = PendingQueue(left, by_user=self._begin.by_user, held=True)
+                left = [s for s in again if s.id not in found]
+                self._queue = PendingQueue(left, by_user=self._ground.by_user, held=True)
             placed = scheduler.fill(self._queue)
 
     def _record_pass(
@@ -453,27 +443,22 @@ class _Simulation:
         placed: list[tuple[Session, Placement]],
         ended: list[tuple[Session, Placement]],
         *,
-        by_typical: bool,
+        typical: bool,
     ) -> None:
         """Record a pass, and the expected ends of the sessions that it started."""
         scheduler = self._scheduler
-        basis = BASIS_TYPICAL if by_typical else BASIS_LIMITS
         after: dict[str, NodeFree] = {}
-        on = Counter(where.node_id for _, where in placed)
         # The last one first: sessions that start after it in this pass take nothing that it needs.
         for session, where in reversed(placed):
-            there = after.get(where.node_id, scheduler.nodes[where.node_id])
-            ahead = NOT_COMPUTED
-            if self._number is None:
-                ahead = _ahead(there, self._ended_on.get(where.node_id, ()))
-            self.found[session.id] = ExpectedStart(scheduler.now_s, basis, ahead)
-            on[where.node_id] -= 1
-            if on[where.node_id]:
-                after[where.node_id] = placement.released(there, session.request, where)
+            there = after.get(where.node_id) or scheduler.nodes[where.node_id]
+            gone = self._ended_on.get(where.node_id, ())
+            self.found[session.id] = SimulatedStart(scheduler.now_s, typical, there, gone)
+            after[where.node_id] = placement.released(there, session.request, where)
         for session, where in placed:
-            self._holding[session.id] = session, where
-            if self._expect(session.id, self._begin.end_of(session, scheduler.now_s), scheduler.now_s):
-                heappush(self._ends, self._ends.pop())
+            run_s, by_typical = self._ground.run_s(session)
+            if run_s is not None:
+                holder = _Holder(session, where, where.fgpu_milli, by_typical)
+                heappush(self._ends, (scheduler.now_s + run_s[self._number], session.id, holder))
         changed = {where.node_id for _, where in (*placed, *ended)}
         for reserved in (scheduler.reservation, self._passes[-1].reserved if self._passes else None):
             if reserved is not None:
@@ -482,55 +467,44 @@ class _Simulation:
             node_id: scheduler.nodes[node_id] for node_id in sorted(changed) if node_id in scheduler.nodes
         }
         self._passes.append(
-            SimulatedPass(scheduler.now_s, by_typical, placed, scheduler.reservation, nodes, ended)
+            SimulatedPass(scheduler.now_s, typical, placed, scheduler.reservation, nodes, ended)
         )
 
-    def estimate_far_starts(self, only: Collection[int] | None) -> None:
-        """Estimate the other starts from the fGPU requested ahead of them and how fast fGPU has started."""
-        scheduler, began_s = self._scheduler, self._begin.now_s
-        started = sum(s.request.fgpu_milli for m in self._passes[1:] for s, _ in m.started)
-        if not started or scheduler.now_s <= began_s:
-            return
-        empty = Placer(
-            tuple(placement.untouched(left.node) for left in scheduler.nodes.values()), score=best_fit
-        )
-        ahead_milli = 0
-        for session, same in zip(self._queue.sessions, self._queue.set_of, strict=True):
-            if session.id in self.found or same is None or same.reason is WaitReason.QUOTA:
+    def _go_on_without_places(self) -> None:
+        """Start the others in queue order, each as soon as enough fGPU has become free, on whatever nodes."""
+        found, number, now_s, free_milli = self.found, self._number, self._scheduler.now_s, 0
+        ends = [(at_s, holder.milli) for at_s, _, holder in self._ends if holder is not None]
+        heapify(ends)
+        for waiting_id, needed, run_s in self._ground.later:
+            if waiting_id in found:
                 continue
-            if not empty.fits(session.request):
-                continue
-            ahead_milli += session.request.fgpu_milli
-            if only is None or session.id in only:
-                at_s = scheduler.now_s + ahead_milli * (scheduler.now_s - began_s) // started
-                self.found[session.id] = ExpectedStart(at_s, BASIS_TYPICAL, NOT_COMPUTED)
-        self.is_done = True
+            while free_milli < needed:
+                if not ends:
+                    return
+                now_s, milli = heappop(ends)
+                free_milli += milli
+            free_milli -= needed
+            found[waiting_id] = SimulatedStart(now_s)
+            if run_s is not None:
+                heappush(ends, (now_s + run_s[number], needed))
 
     def simulated(self) -> SimulatedQueue:
         """Return the simulated queue."""
-        ends = [
-            (at_s, typical, *self._holding[i]) for at_s, i, typical in sorted(self._ends) if i != NO_SESSION
-        ]
         is_empty = not self._queue.heads
-        return SimulatedQueue(self._passes, ends if is_empty else (), self._scheduler.nodes, is_empty)
-
-    def _expect(self, session_id: int, end: KnownEnd, now_s: int) -> bool:
-        """Append the expected end of a session to the heap's list; return False if its end is not known."""
-        typical = end.rest is not None
-        self.is_uncertain = self.is_uncertain or typical
-        at_s = end.at_s(0.5 if self._number is None else _part(session_id, self._number), now_s)
-        if at_s is None:
-            return False
-        self._ends.append((at_s, session_id, typical))
-        return True
+        ended = sorted(self._ends) if is_empty else ()
+        ends = [(at_s, one.typical, one.session, one.where) for at_s, _, one in ended if one is not None]
+        return SimulatedQueue(self._passes, ends, self._scheduler.nodes, is_empty, self.found)
 
 
-def _part(session_id: int, world: int) -> float:
-    """Return which part of similar sessions runs shorter than this one in a world: 0 to 1, in each world another ninth.
+@lru_cache(maxsize=1 << 14)
+def _parts(session_id: int) -> list[float]:
+    """Return which part of similar sessions runs shorter than this one in each world: 0 to 1, in each another ninth.
 
     The session's id determines the order of the ninths, so equal snapshots give equal forecasts.
     """
     mixed = session_id * 2654435761 % 2**32
-    ninth = (world * STRIDES[mixed % len(STRIDES)] + mixed // 64) % WORLDS
-    inside = (mixed // 4096 + world * 40503) % 1024 / 1024
-    return (ninth + inside) / WORLDS
+    stride, first, inside = STRIDES[mixed % len(STRIDES)], mixed // 64, mixed // 4096
+    return [
+        ((world * stride + first) % WORLDS + (inside + world * 40503) % 1024 / 1024) / WORLDS
+        for world in range(WORLDS)
+    ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fgpu_scheduler.core.lifecycle import UP
 from fgpu_scheduler.core.model import EndCause, Session, Snapshot
-from fgpu_scheduler.core.planner import ReserveDecision, plan
+from fgpu_scheduler.core.planner import Reservation, delays_start, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.reclaim import extended
 
@@ -57,15 +57,10 @@ def delays_promised_start(snapshot: Snapshot, session: Session, by_s: int, polic
     The planner promises a start only where the ends before it are known.
     """
     own = snapshot.of_group(session.request.resource_group)
-    before = _promised(own, policy)
-    if not before:
+    before = plan(own, policy)
+    promised = tuple(d for d in before.decisions if isinstance(d, Reservation) and d.until_s is not None)
+    if not promised:
         return False
     longer = extended(session, by_s)
-    after = _promised(own.with_sessions(longer if s.id == session.id else s for s in own.sessions), policy)
-    return any(after.get(i, at_s + 1) > at_s for i, at_s in before.items())
-
-
-def _promised(snapshot: Snapshot, policy: Policy) -> dict[int, int]:
-    """Return the promised starts by session id."""
-    reserves = (d for d in plan(snapshot, policy).decisions if isinstance(d, ReserveDecision))
-    return {d.session_id: d.starts_at_s for d in reserves if d.starts_at_s is not None}
+    world = own.with_sessions(longer if s.id == session.id else s for s in own.sessions)
+    return delays_start(replace(before, decisions=promised), plan(world, policy), own.now_s)

@@ -14,7 +14,6 @@ from fgpu_scheduler.core.expected_starts import (
     BASIS_NO_NODE,
     BASIS_NOW,
     BASIS_TYPICAL,
-    NOT_COMPUTED,
     BlockingSessions,
     ExpectedStart,
     ExpectedStarts,
@@ -25,9 +24,17 @@ from fgpu_scheduler.core.expected_starts import (
 from fgpu_scheduler.core.forecast_accuracy import ForecastHistory, StartRange
 from fgpu_scheduler.core.model import Quota, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.orders import fifo, lifo
-from fgpu_scheduler.core.planner import PlanCache, ReserveDecision, StartDecision, WaitDecision, applied, plan
+from fgpu_scheduler.core.planner import (
+    Plan,
+    PlanCache,
+    Reservation,
+    StartDecision,
+    WaitDecision,
+    applied,
+    plan,
+)
 from fgpu_scheduler.core.policies import Policy
-from fgpu_scheduler.core.quota import Ledger, quota_words
+from fgpu_scheduler.core.quota import Ledger, may_stop, quota_words
 from fgpu_scheduler.core.shares import RequestShape, shape
 from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
@@ -96,13 +103,14 @@ def outlook(snapshot: Snapshot, policy: Policy, history: Callable[[str], Forecas
     heads: dict[str, Unblocking] = {}
     futures: dict[str, tuple[SimulatedQueue, ...]] = {}
     for group in snapshot.resource_groups:
-        own = snapshot.of_group(group)
-        known = history(group)
-        shown, starts = _forecast(own, policy, known)
+        own, known, cache = snapshot.of_group(group), history(group), PlanCache()
+        now = plan(own, policy, cache)
+        world = applied(own, now)
+        shown, starts = _forecast(now, world, policy, known, cache)
         wanted |= {r.session.id: _returns(r, own) for r in expected_returns(own, policy, known.lengths)}
         found |= {one.session_id: one for one in shown}
         futures |= starts.futures
-        if (head := unblocking(own, policy)) is not None:
+        if (head := unblocking(world, policy, cache)) is not None:
             heads[group] = head
     return Outlook(snapshot, found, heads, wanted, futures)
 
@@ -136,19 +144,23 @@ def forecast(
     ``history`` is that of the resource group; without one, only ends by time limits are known. A held session is forecast
     as if its launcher waited for it.
     """
-    return _forecast(snapshot, policy, history, only)[0]
+    cache = PlanCache()
+    now = plan(snapshot, policy, cache)
+    return _forecast(now, applied(snapshot, now), policy, history, cache, only)[0]
 
 
 def _forecast(
-    snapshot: Snapshot, policy: Policy, history: ForecastHistory, only: Collection[int] | None = None
+    now: Plan,
+    world: Snapshot,
+    policy: Policy,
+    history: ForecastHistory,
+    cache: PlanCache,
+    only: Collection[int] | None = None,
 ) -> tuple[tuple[Forecast, ...], ExpectedStarts]:
-    cache = PlanCache()
-    now = plan(snapshot, policy, cache)
-    # Sessions that start in this pass take capacity from the others.
-    world = applied(snapshot, now)
+    """Return the forecasts; in ``world`` the sessions that start by the plan take capacity from the others."""
     starts = expected_starts(world, policy, history, only, cache)
     texts = _WaitTexts(world, policy, cache)
-    sessions = {s.id: s for s in snapshot.sessions}
+    sessions = {s.id: s for s in world.sessions}
     length: dict[str, int] = {}
     found = []
     for decision in now.decisions:
@@ -156,15 +168,13 @@ def _forecast(
         shown = only is None or session.id in only
         if isinstance(decision, StartDecision):
             if shown:
-                found.append(_starts_now(session.id, snapshot.now_s))
+                found.append(_starts_now(session.id, world.now_s))
             continue
         group = session.request.resource_group
         length[group] = length.get(group, 0) + 1
         if shown:
-            start = starts.found.get(session.id)
-            basis = starts.why_not(session, decision.reason) if start is None else start.basis
-            waits = texts.forecast(session, decision, length[group], start, basis)
-            found.append(waits if start is None else _ranged(waits, start, snapshot.now_s, history))
+            start = starts.found.get(session.id) or starts.why_not(session, decision.reason)
+            found.append(texts.forecast(session, decision, length[group], start, history))
     return tuple(found), starts
 
 
@@ -182,7 +192,7 @@ def forecast_new(
 ) -> Forecast | None:
     """Return the forecast of a session that was just added to the snapshot, from the ``known`` outlook without it.
 
-    None if the outlook is not enough: the session gets a reservation or waits behind one, a quota may count it,
+    None if the outlook is not enough: the session gets a reservation or waits behind one, a quota may stop it,
     the policy is strict, or nothing is known of the resource group.
     """
     session = snapshot.session(session_id)
@@ -198,21 +208,14 @@ def forecast_new(
         return _starts_now(session_id, snapshot.now_s)
     futures = known.futures.get(group)
     is_strict = policy.of(group).strict
-    if is_strict or decision.reason in BY_RESERVATION or snapshot.quotas or not futures:
+    if is_strict or decision.reason in BY_RESERVATION or not futures or may_stop(session, snapshot):
         return None
-    start = start_behind(session, ahead, futures, snapshot.now_s)
+    start = start_behind(session, ahead, futures)
     if start is None:
-        # The simulations end before its start: it starts about when the last session ahead of it does.
-        shown = (known.forecasts.get(i) for i in ahead)
-        ranges = [one.planned for one in shown if one is not None and one.planned is not None]
-        if futures[0].queue_is_empty or not ranges:
-            return None
-        last = max(ranges, key=lambda one: one.middle_at_s)
-        start = ExpectedStart(last.middle_at_s, BASIS_TYPICAL, NOT_COMPUTED, last)
+        return None
     position = 1 + sum(1 for d in now.decisions if d.session_id in ahead and not isinstance(d, StartDecision))
     texts = _WaitTexts(snapshot, policy, cache)
-    waits = texts.forecast(session, decision, position, start, start.basis)
-    return _ranged(waits, start, snapshot.now_s, history)
+    return texts.forecast(session, decision, position, start, history)
 
 
 def _starts_now(session_id: int, now_s: int) -> Forecast:
@@ -232,25 +235,32 @@ class _WaitTexts:
     def forecast(
         self,
         session: Session,
-        waits: ReserveDecision | WaitDecision,
+        waits: Reservation | WaitDecision,
         position: int,
-        start: ExpectedStart | None,
-        basis: str,
+        start: ExpectedStart | str,
+        history: ForecastHistory,
     ) -> Forecast:
-        """Return the forecast of a waiting session without its expected start."""
-        # Over a quota a session waits for others that the quota counts, not for those on the GPU that it gets later.
-        ahead = None if start is None or waits.reason is WaitReason.QUOTA else start.ahead
-        promised_at_s = waits.starts_at_s if isinstance(waits, ReserveDecision) else None
+        """Return the forecast of a waiting session; ``start`` may say why none is expected."""
+        promised_at_s = waits.until_s if isinstance(waits, Reservation) else None
         text = f"{self.of(session, waits.reason)}{self._account(session, waits.reason)}"
-        return Forecast(
-            session.id, position, waits.reason, text, None, basis, promised_at_s=promised_at_s, ahead=ahead
-        )
+        own = session.id, position, waits.reason, text
+        if isinstance(start, str):
+            return Forecast(*own, None, start, promised_at_s)
+        # Over a quota a session waits for others that the quota counts, not for those on the GPU that it gets later.
+        ahead = None if waits.reason is WaitReason.QUOTA else start.ahead
+        at = _range(start.planned, promised_at_s, self._world.now_s, history)
+        # If the start may come later, time limits alone do not determine it, since they give the latest one.
+        late = start.basis == BASIS_LIMITS and at.late_at_s > at.middle_at_s
+        basis = BASIS_TYPICAL if late else start.basis
+        range_s = at.early_at_s, at.late_at_s
+        return Forecast(*own, at.middle_at_s, basis, promised_at_s, ahead, *range_s, start.planned)
 
     def _account(self, session: Session, reason: WaitReason) -> str:
         """Say what the session's account has used, if that decides its place in the queue."""
         accounts, group = self._policy.accounts, session.request.resource_group
-        counts = self._policy.of(group).order not in (fifo, lifo)
-        if not accounts.by_name or not counts or reason not in (WaitReason.RESOURCES, *BY_RESERVATION):
+        if not accounts.by_name or self._policy.of(group).order in (fifo, lifo):
+            return ""
+        if reason not in (WaitReason.RESOURCES, *BY_RESERVATION):
             return ""
         if group not in self._accounts:
             self._accounts[group] = account_shares(self._world, group, accounts)
@@ -281,23 +291,14 @@ class _WaitTexts:
                 assert_never(reason)
 
 
-def _ranged(shown: Forecast, start: ExpectedStart, now_s: int, history: ForecastHistory) -> Forecast:
-    """Return a forecast with its start and range, which begins now at the soonest and ends by the promised start."""
-    stretch, found = history.stretch, start.planned
-    if stretch is not None:
-        found = stretch.of(found, now_s)
-    middle_s = max(found.middle_at_s, min(now_s, start.at_s))
+def _range(
+    planned: StartRange, promised_at_s: int | None, now_s: int, history: ForecastHistory
+) -> StartRange:
+    """Return the calibrated range of a start, which begins now at the soonest and ends by the promised start."""
+    found = planned if history.stretch is None else history.stretch.of(planned, now_s)
+    middle_s = max(found.middle_at_s, min(now_s, planned.middle_at_s))
     late_s = max(found.late_at_s, middle_s)
-    if shown.promised_at_s is not None:
-        late_s = min(late_s, max(shown.promised_at_s, start.at_s))
+    if promised_at_s is not None:
+        late_s = min(late_s, max(promised_at_s, planned.middle_at_s))
     middle_s = min(middle_s, late_s)
-    # If the start may come later, time limits alone do not determine it, since they give the latest one.
-    may_be_later = shown.basis == BASIS_LIMITS and late_s > middle_s
-    return replace(
-        shown,
-        basis=BASIS_TYPICAL if may_be_later else shown.basis,
-        expected_start_at_s=middle_s,
-        early_at_s=min(max(found.early_at_s, now_s), middle_s),
-        late_at_s=late_s,
-        planned=start.planned,
-    )
+    return StartRange(min(max(found.early_at_s, now_s), middle_s), middle_s, late_s)

@@ -6,8 +6,7 @@
 2. Go through the queue in order, trying only the first session of each set of identical requests (`PendingQueue`).
 3. A session with a promised start gets its place reserved before the first session whose priority is not higher is
    tried, so that the promise holds.
-4. Try the session: its quotas, then the requests that are known not to fit (`UnschedulableRequests`), then the free
-   capacity.
+4. Try the session: its quotas, then the shapes that are known not to fit, then the free capacity.
 5. If it does not fit, a strict policy starts nothing behind it. Other policies reserve a place for it if it is the
    first that does not fit, has waited too long, or has a promised start; there is one reservation at a time.
 6. Behind a reservation a session starts if it ends in time, or where the reservation leaves room (EASY backfill).
@@ -20,28 +19,31 @@ between, and so reaches the decisions that the planner would.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
+from math import inf
 
 from fgpu_scheduler.core.free_capacity import NO_SESSIONS, FreeCapacity
 from fgpu_scheduler.core.guarantees import guaranteed_first
 from fgpu_scheduler.core.lifecycle import claims_shares, taken_placement
 from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.orders import QueueSnapshot, aged_from_s, in_order
-from fgpu_scheduler.core.pending_queue import EquivalentRequests, PendingQueue, UnschedulableRequests
+from fgpu_scheduler.core.pending_queue import EquivalentRequests, PendingQueue
 from fgpu_scheduler.core.placement import NodeFree, claimed, place, released, without_machine
 from fgpu_scheduler.core.policies import GroupPolicy
-from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.quota import Ledger, least_limit
 from fgpu_scheduler.core.reservations import (
+    FREE_AT,
+    NEVER_S,
     Release,
     ReleaseSchedule,
     Reservation,
     free_at_s,
     least_missing_place,
 )
-from fgpu_scheduler.core.shares import per_preferred_model
+from fgpu_scheduler.core.shares import RequestShape, per_preferred_model
 
 
 class GroupScheduler:
@@ -81,17 +83,16 @@ class GroupScheduler:
         self._ranks: Sequence[float] = ()
         #: By session id, the time from which a request for several GPUs comes first within its priority.
         self._aged_from_s: dict[int, int] = {}
-        #: These times in rising order.
-        self._ages_s: list[int] = []
-        #: How many of these times had passed when the queue was last sorted.
-        self._aged_when_sorted = 0
+        #: The next of these times.
+        self._sort_again_at_s = NEVER_S
         #: The session that has the reservation. The ledger counts its request as used.
         self._reserved_for: Session | None = None
         #: Whether a session was blocked in this pass, and whether no session behind it may start.
         self._saw_blocked = self._stopped = False
-        self._unschedulable = UnschedulableRequests(capacity.devices)
-        #: The nodes on which a session has ended since the last pass.
-        self._freed: dict[str, None] = {}
+        #: The shapes that did not fit in this pass.
+        self._unfit: set[RequestShape] = set()
+        #: The shapes for which the reservation leaves no place, for sessions that do not end in time.
+        self._kept_out: set[RequestShape] = set()
 
     def copy(self, started: Iterable[tuple[Session, Placement]]) -> GroupScheduler:
         """Return an independent copy; ``started`` are the sessions that passes started since the snapshot."""
@@ -101,14 +102,13 @@ class GroupScheduler:
             other._ledger.take(session, where)
         if self._reserved_for is not None:
             other._ledger.take(self._reserved_for)
-        other._releases, other._unschedulable = self._releases.copy(), self._unschedulable.copy()
-        other._freed = dict(self._freed)
+        other._releases = self._releases.copy()
         return other
 
     @property
     def nodes(self) -> dict[str, NodeFree]:
         """The free capacity of each node, by node id."""
-        return self._capacity.nodes
+        return self._capacity.placer.nodes
 
     def in_order(self, queue: QueueSnapshot) -> list[Session]:
         """Return the waiting sessions in the order of the policy, first to start first."""
@@ -118,26 +118,22 @@ class GroupScheduler:
         longest_s = self._policy.longest_wait_s if self._backfills else None
         if longest_s is not None:
             self._aged_from_s = aged_from_s(queue, longest_s)
-            self._ages_s = sorted(self._aged_from_s.values())
         return self._in_order(queue)
 
     def resorted(self) -> list[Session] | None:
         """Return the queue sorted for the present time, with its earlier ranks; None if the order is the same."""
-        changed = self._queue is not None and self._aged_when_sorted != self._number_aged()
-        return self._in_order(self._queue) if changed and self._queue else None
+        if self._queue is None or self.now_s < self._sort_again_at_s:
+            return None
+        return self._in_order(self._queue)
 
     def _in_order(self, queue: QueueSnapshot) -> list[Session]:
-        self._aged_when_sorted = self._number_aged()
-        aged = (
-            [n for n, session in enumerate(queue.waiting) if self._aged(session)]
-            if self._aged_when_sorted
-            else ()
-        )
+        later = [at_s for at_s in self._aged_from_s.values() if at_s > self.now_s]
+        self._sort_again_at_s = min(later, default=NEVER_S)
+        aged: Sequence[int] = ()
+        if len(later) < len(self._aged_from_s):
+            aged = [n for n, session in enumerate(queue.waiting) if self._aged(session)]
         found = [queue.waiting[n] for n in in_order(queue, self._ranks, aged)]
         return guaranteed_first(found, self._ledger) if self._guarantees else found
-
-    def _number_aged(self) -> int:
-        return bisect_right(self._ages_s, self.now_s)
 
     def fill(self, queue: PendingQueue) -> list[tuple[Session, Placement]]:
         """Start, in queue order, every session that the policy allows now, and note why the others wait."""
@@ -158,11 +154,10 @@ class GroupScheduler:
         """
         self._drop_reservation()
         self._saw_blocked = self._stopped = False
-        self._unschedulable.begin([self._capacity.amounts(node_id) for node_id in self._freed])
-        self._freed = {}
+        self._unfit = set()
         sets, heads, before = queue.sets, queue.heads, len(placed)
         # When a session starts, the loop inserts the next one of its set into ``heads``, the list that it walks.
-        unschedulable, skips = self._unschedulable.found, not self._reasons
+        unfit, skips = self._unfit, not self._reasons
         promised = self._next_promised(queue, done)
         for position, n in heads:
             same = sets[n]
@@ -170,7 +165,7 @@ class GroupScheduler:
             if promised is not None and session.request.priority <= promised.request.priority:
                 self._reserve_promised(promised)
                 promised = None
-            if skips and same.amounts in unschedulable:
+            if skips and same.shape in unfit:
                 continue
             has_reservation = session is self._reserved_for
             if has_reservation:
@@ -199,23 +194,19 @@ class GroupScheduler:
 
         It may not while a session of higher priority waits, since that session may take the place.
         """
-        ranks: dict[int, None] = {}
+        highest = -inf
         for session, same in zip(queue.sessions, queue.set_of, strict=True):
             if session.id == session_id:
-                own = session.request.priority
-                return all(rank <= own for rank in ranks)
+                return highest <= session.request.priority
             if same is not None and session.id not in placed:
-                ranks[session.request.priority] = None
+                highest = max(highest, session.request.priority)
         return True
 
     def end(self, session: Session, where: Placement) -> None:
         """Free the shares of a session that ends now, whether it is in the snapshot or was started by a pass."""
         left = self.nodes.get(where.node_id)
         if left is not None:
-            left = released(left, session.request, where)
-            self._capacity.put(left)
-            self._capacity.placer.update(left)
-            self._freed[where.node_id] = None
+            self._capacity.placer.update(released(left, session.request, where))
         self._ledger.give_back(session, where)
         self._releases.end(session.id, where.node_id)
 
@@ -232,13 +223,11 @@ class GroupScheduler:
         if self._quotas and not self._ledger.allows(session):
             same.reason = WaitReason.QUOTA
             return None
-        if same.amounts in self._unschedulable.found:
+        if same.shape in self._unfit:
             return None
-        ruled_out = self._unschedulable.rule_out(same.amounts)
-        if ruled_out or not self._capacity.may_fit(request) or not self._capacity.placer.fits(request):
+        if not self._capacity.placer.fits(request):
             if not refused:
-                # A session with refused nodes does not show that its request fits nowhere; one without them does.
-                self._unschedulable.add(same.amounts, ruled_out=ruled_out)
+                self._unfit.add(same.shape)
                 self._blocked(session)
             return None
         if self._stopped:
@@ -247,13 +236,17 @@ class GroupScheduler:
         free_again_s = self._free_at_s(session, self.now_s) if self._backfills else None
         reservation = self.reservation
         in_time = reservation is None or reservation.ends_before(free_again_s)
+        if not in_time and same.shape in self._kept_out:
+            same.reason = WaitReason.PRIORITY
+            return None
         where = self._find_placement(session, same, refused, in_time=in_time)
         if where is None:
+            if not in_time and not refused and same.reason is WaitReason.PRIORITY:
+                self._kept_out.add(same.shape)
             return None
-        self._capacity.put(claimed(self.nodes[where.node_id], request, where))
-        if refused or (reservation is not None and not in_time):
-            self._capacity.placer.update(self.nodes[where.node_id])
+        self._capacity.placer.update(claimed(self.nodes[where.node_id], request, where))
         if reservation is not None and not in_time and where.node_id == reservation.placement.node_id:
+            assert reservation.remaining is not None
             self.reservation = replace(reservation, remaining=claimed(reservation.remaining, request, where))
         self._ledger.take(session, where)
         if self._backfills:
@@ -269,16 +262,12 @@ class GroupScheduler:
             if refused:
                 where = self._outside_refused(request, refused, in_time=in_time)
             else:
-                where = (
-                    self._capacity.placer.place(request) if in_time else self._outside_reservation(request)
-                )
+                where = self._capacity.placer.best(request) if in_time else self._outside_reservation(request)
             if where is not None and in_time and not refused and self._reasons:
                 where = self._away_from_parked(request, where)
             if where is not None and (not self._quotas or self._ledger.allows(session, where)):
                 return where
             if where is not None:
-                # The placer counts these shares as taken, but a quota refuses this placement: give them back.
-                self._capacity.placer.update(self.nodes[where.node_id])
                 reason = WaitReason.QUOTA
         same.reason = reason
         return None
@@ -293,14 +282,7 @@ class GroupScheduler:
                 assert parked.placement is not None
                 left = claimed(left, without_machine(parked.request), parked.placement)
             offered.append(left)
-        found = place(request, tuple(offered), score=self._capacity.score)
-        if found is None:
-            return where
-        # The placer counts the shares of ``where`` as taken: count those of the other place instead.
-        self._capacity.placer.update(self.nodes[where.node_id])
-        node_id = found[0].node_id
-        self._capacity.placer.update(claimed(self.nodes[node_id], request, found[0]))
-        return found[0]
+        return self._place_on(offered, request) or where
 
     def _parked_on(self, node_id: str, uuids: Collection[str] | None = None) -> list[Session]:
         """Return the parked sessions of a node, or of these GPUs, with shares that are free for others."""
@@ -309,21 +291,18 @@ class GroupScheduler:
             for session in self._snapshot.index.on_node.get(node_id, NO_SESSIONS).values()
             if session.parked_at_s is not None
             and not claims_shares(session)
-            and session.placement is not None
-            if uuids is None or any(share.device_uuid in uuids for share in session.placement.shares)
+            and (uuids is None or not session.device_uuids.isdisjoint(uuids))
         ]
 
     def _known_ends(self, node_id: str) -> tuple[Release, ...]:
-        """Return the known ends of the snapshot's sessions that hold shares on a node."""
+        """Return the known ends of the snapshot's sessions that hold shares on a node, the next one first."""
         known = self._capacity.ends.get(node_id)
         if known is None:
-            there, now_s = (
-                self._snapshot.index.on_node.get(node_id, NO_SESSIONS).values(),
-                self._snapshot.now_s,
-            )
-            holds = [(s, where) for s in there if (where := taken_placement(s)) is not None]
+            now_s, there = self._snapshot.now_s, self._snapshot.index.on_node.get(node_id, NO_SESSIONS)
+            holds = [(s, where) for s in there.values() if (where := taken_placement(s)) is not None]
             ends = ((self._free_at_s(s, now_s), s, where) for s, where in holds)
-            known = tuple(Release(at_s, s, where) for at_s, s, where in ends if at_s is not None)
+            found = [Release(at_s, s, where) for at_s, s, where in ends if at_s is not None]
+            known = tuple(sorted(found, key=FREE_AT))
             # Do not cache after the clock was set back: sessions seem to start later, and their ends move with it.
             if all((s.started_at_s or s.scheduled_at_s or now_s + 1) <= now_s for s, _ in holds):
                 self._capacity.ends[node_id] = known
@@ -334,13 +313,8 @@ class GroupScheduler:
         reservation = self.reservation
         assert reservation is not None
         own = reservation.placement.node_id
-        where = self._capacity.placer.place_elsewhere(request, own)
-        if where is None:
-            found = place(
-                request, (self.nodes[own],), score=self._capacity.score, within=reservation.remaining
-            )
-            where = None if found is None else found[0]
-        return where
+        where = self._capacity.placer.best(request, elsewhere=own)
+        return where or self._place_on((self.nodes[own],), request, within=reservation.remaining)
 
     def _outside_refused(
         self, request: Request, refused: Collection[str], *, in_time: bool
@@ -348,7 +322,12 @@ class GroupScheduler:
         """Return a placement outside the refused nodes, and outside the reserved node unless it ends in time."""
         reservation = None if in_time or self.reservation is None else self.reservation.placement.node_id
         offered = (left for node_id, left in self.nodes.items() if node_id not in (*refused, reservation))
-        found = place(request, tuple(offered), score=self._capacity.score)
+        return self._place_on(offered, request)
+
+    def _place_on(
+        self, offered: Iterable[NodeFree], request: Request, within: NodeFree | None = None
+    ) -> Placement | None:
+        found = place(request, tuple(offered), score=self._capacity.score, within=within)
         return None if found is None else found[0]
 
     def _blocked(self, session: Session) -> None:
@@ -356,15 +335,16 @@ class GroupScheduler:
         if not self._backfills:
             self._stopped = True
             return
-        aged = self._aged(session)
         first, self._saw_blocked = not self._saw_blocked, True
-        if self.reservation is None and (aged or first or session.promised_at_s is not None):
-            self._reserve(session, aged=aged)
+        if self.reservation is None and (first or self._aged(session) or session.promised_at_s is not None):
+            self._reserve(session)
 
-    def _reserve(self, session: Session, *, aged: bool) -> None:
+    def _reserve(self, session: Session) -> None:
         reservation = self._releases.soonest(
             session, self.nodes, now_s=self.now_s, score=self._capacity.score
-        ) or (least_missing_place(session, self.nodes) if aged else None)
+        )
+        if reservation is None and self._aged(session):
+            reservation = least_missing_place(session, self.nodes, self.now_s)
         if reservation is not None:
             self._reserve_at(session, reservation)
 
@@ -372,7 +352,7 @@ class GroupScheduler:
         self.reservation = reservation.delayed_to(session.promised_at_s)
         if self._aged(session):
             # Most sessions end before their time limits, so even a session that ends in time could delay this start.
-            self.reservation = replace(self.reservation, lent_until_s=self.now_s)
+            self.reservation = replace(self.reservation, from_s=self.now_s)
         # Count it as used: other sessions of its owner must not use up the quota that it needs.
         self._reserved_for = session
         self._ledger.take(session)
@@ -381,6 +361,7 @@ class GroupScheduler:
         if self._reserved_for is not None:
             self._ledger.give_back(self._reserved_for)
         self.reservation = self._reserved_for = None
+        self._kept_out = set()
 
     def _next_promised(self, queue: PendingQueue, done: Collection[int]) -> Session | None:
         """Return, of the waiting sessions with a promised start, the first by priority and promised time."""
@@ -398,13 +379,12 @@ class GroupScheduler:
         request = session.request
         if self.reservation is not None or (self._quotas and not self._ledger.allows(session)):
             return  # A session of higher priority has the reservation.
-        where = self._capacity.placer.place(request) if self._capacity.may_fit(request) else None
+        where = self._capacity.placer.best(request)
         if where is None:
-            self._reserve(session, aged=self._aged(session))
+            self._reserve(session)
             return
-        before = self.nodes[where.node_id]
-        self._capacity.placer.update(before)  # The place is reserved, not taken.
-        self._reserve_at(session, Reservation(session.id, where, self.now_s, claimed(before, request, where)))
+        remaining = claimed(self.nodes[where.node_id], request, where)
+        self._reserve_at(session, Reservation(session.id, where, self.now_s, self.now_s, remaining))
 
     def _aged(self, session: Session) -> bool:
         aged_from_s = self._aged_from_s.get(session.id)
@@ -414,6 +394,5 @@ class GroupScheduler:
         unlimited = session.request.time_limit_s is None and not self._quotas
         if unlimited and session.ends_at_s is None and session.state is not SessionState.TERMINATING:
             return None  # The usual case on most clusters.
-        limits = session.time_limit_s, self._ledger.limit_s(session.request) if self._quotas else None
-        found = [limit for limit in limits if limit is not None]
-        return free_at_s(session, now_s, limit_s=min(found, default=None))
+        limit_s = least_limit((session.time_limit_s, self._ledger.limit_s(session.request)))
+        return free_at_s(session, now_s, limit_s=limit_s)

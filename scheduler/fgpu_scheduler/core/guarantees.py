@@ -8,13 +8,14 @@ only those accounts count that do not have both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fgpu_scheduler.core.accounts import account_names
+from fgpu_scheduler.core.accounts import DEFAULT, Accounts, account_names
 from fgpu_scheduler.core.lifecycle import holds_shares
-from fgpu_scheduler.core.model import Quota, Request, Session, Snapshot
-from fgpu_scheduler.core.quota import Ledger, counted_names
+from fgpu_scheduler.core.model import Quota, Session, Snapshot
+from fgpu_scheduler.core.quota import ANY, Ledger, counted_names
+from fgpu_scheduler.core.units import format_milli
 from fgpu_scheduler.core.usage import taken_milli
 
 #: By session id the accounts in whose guarantee a session is.
@@ -68,7 +69,7 @@ def within_guarantees(snapshot: Snapshot) -> Within:
     kept: dict[tuple[Quota, str], int] = {}
     held = (s for s in snapshot.sessions if guarantees and holds_shares(s))
     for session in sorted(held, key=lambda s: (s.scheduled_at_s or 0, s.id)):
-        for quota, name in _guarantees_of(session.request, guarantees):
+        for quota, name in ((q, name) for q in guarantees for name in counted_names(q, session.request)):
             total = kept.get((quota, name), 0) + taken_milli(session)
             if total <= (quota.guaranteed_milli or 0):
                 kept[quota, name] = total
@@ -76,5 +77,24 @@ def within_guarantees(snapshot: Snapshot) -> Within:
     return found
 
 
-def _guarantees_of(request: Request, guarantees: Iterable[Quota]) -> Iterator[tuple[Quota, str]]:
-    return ((quota, name) for quota in guarantees for name in counted_names(quota, request))
+def beyond_capacity(snapshot: Snapshot, accounts: Accounts) -> list[str]:
+    """Return a sentence for each resource group, and for all together, with guarantees above the fGPU of its GPUs."""
+    found = []
+    given = [(q.resource_group, q.name, q.guaranteed_milli) for q in snapshot.quotas if q.guaranteed_milli]
+    for group in dict.fromkeys(group for group, _, _ in given):
+        own = {name: milli for of, name, milli in given if of == group}
+        needs: dict[str, int] = {}
+        # The guarantee of an account covers the accounts below it.
+        for path in sorted(map(accounts.path, {*accounts.by_name, DEFAULT}), key=lambda p: -p.count("/")):
+            above, _, name = path.rpartition("/")
+            needs[path] = max(needs.get(path, 0), own.get(name, own.get(ANY, 0)))
+            needs[above] = needs.get(above, 0) + needs[path]
+        nodes = (node for node in snapshot.nodes if group in (None, node.resource_group))
+        there = sum(device.capacity_milli for node in nodes for device in node.devices)
+        if needs[""] > there:
+            where = "" if group is None else f" in resource group {group!r}"
+            found.append(
+                f"accounts are guaranteed {format_milli(needs[''])} fGPU{where}, and there is {format_milli(there)}: "
+                "lower guaranteed_fgpu in c.FGPU.quotas or on the page Quotas"
+            )
+    return found

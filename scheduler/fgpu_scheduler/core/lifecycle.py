@@ -7,8 +7,9 @@ run, and has removed again, goes back to PENDING.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from operator import attrgetter
 
 from fgpu_scheduler.core.model import (
     EndCause,
@@ -116,13 +117,6 @@ def taken_placement(session: Session) -> Placement | None:
     return Placement(where.node_id, ()) if free else where
 
 
-def check(session_id: int, current: SessionState, to: SessionState) -> None:
-    """Raise `InvalidTransition` unless ``current -> to`` is legal."""
-    if to not in LEGAL[current]:
-        legal = ", ".join(LEGAL[current]) or "none: it has ended"
-        raise InvalidTransition(f"session {session_id}: {current} -> {to} is not legal (legal: {legal})")
-
-
 def moved(
     session: Session,
     to: SessionState,
@@ -140,7 +134,11 @@ def moved(
     Raises:
         InvalidTransition: the life cycle has no such change.
     """
-    check(session.id, session.state, to)
+    if to not in LEGAL[session.state]:
+        legal = ", ".join(LEGAL[session.state]) or "none: it has ended"
+        raise InvalidTransition(
+            f"session {session.id}: {session.state} -> {to} is not legal (legal: {legal})"
+        )
     if to in (S.TERMINATING, S.CANCELLED) and cause is None:
         raise InvalidTransition(f"session {session.id}: {to} needs an end_cause")
     ends = session.end_cause is None and to in (S.TERMINATING, S.CANCELLED)
@@ -165,6 +163,7 @@ def moved(
         sizes=sizes,
         parked_at_s=now_s if parks else None if to in (S.PENDING, S.RESUMING) else session.parked_at_s,
         park_asked_at_s=None if to is S.PARKED else session.park_asked_at_s,
+        park_refused=None if to is S.PARKED else session.park_refused,
         wanted_at_s=None if to in (S.RUNNING, S.PARKED) else session.wanted_at_s,
         parked_mib=0 if to is S.RUNNING else session.parked_mib,
         # A session that wants its GPU is not idle.
@@ -186,17 +185,11 @@ def with_size(session: Session, size: Size) -> tuple[Size, ...]:
     before_s, after_s = max(0, first.until_s - since_s), max(0, second.until_s - first.until_s)
     total_s = max(1, before_s + after_s)
 
-    def mean(one: int, other: int) -> int:
-        return round((one * before_s + other * after_s) / total_s)
+    def mean(of: Callable[[Size], int]) -> int:
+        return round((of(first) * before_s + of(second) * after_s) / total_s)
 
-    merged = Size(
-        second.until_s,
-        mean(first.fgpu_milli, second.fgpu_milli),
-        mean(first.gpu_millionths, second.gpu_millionths),
-        mean(first.memory_mib, second.memory_mib),
-        mean(first.compute_percent, second.compute_percent),
-    )
-    return (merged, *others)
+    fields = ("fgpu_milli", "gpu_millionths", "memory_mib", "compute_percent")
+    return (Size(second.until_s, *(mean(attrgetter(name)) for name in fields)), *others)
 
 
 def returned_to_queue(session: Session, words: str, *, now_s: int) -> Session:

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple, TypeVar
 
-from fgpu_scheduler.core.persistent_map import PersistentMap, part_of_id, part_of_name
 from fgpu_scheduler.core.run_lengths import PastRuns
 from fgpu_scheduler.core.units import share_compute_percent, share_memory_mib
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 #: The default of the most sessions that share one GPU (product H1; Huawei CCE's limit).
 MAX_SHARES = 20
@@ -142,8 +145,8 @@ class Request:
     None, without a compute limit. ``gpu_models`` are the accepted models, the preferred one first; empty accepts all.
     The first model on which the request fits now is taken. ``groups`` are the Hub groups of the user at submission,
     in order. ``name`` is the session's name for people; ``setup`` is the id of its own variables and start script, 0 for
-    none. ``account`` is the path of the account that is charged,
-    "" if there are no accounts.
+    none. ``folders`` are the names of the shared folders that the user has chosen. ``account`` is the path of the account
+    that is charged, "" if there are no accounts.
     A session ``on_demand`` starts parked: it waits for no GPU, and gets its shares when it wants them.
     """
 
@@ -164,6 +167,7 @@ class Request:
     setup: int = 0
     on_demand: bool = False
     account: str = ""
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,13 @@ class Placement:
 
     node_id: str
     shares: tuple[Share, ...]
+
+    @property
+    def fgpu_milli(self) -> int:
+        """The fGPU x 1000 of all shares."""
+        shares = self.shares
+        # Most placements have one share, and each pass reads this for every session.
+        return shares[0].fgpu_milli if len(shares) == 1 else sum([share.fgpu_milli for share in shares])
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +271,7 @@ class Session:
     ends_at_s: int | None = None
     ends_cause: EndCause | None = None
     idle_since_s: int | None = None
-    #: Until then it is not ended for idleness.
+    #: Until then it is neither ended for idleness nor parked.
     kept_until_s: int | None = None
     #: The first of the sessions that it replaces: it has that one's position in the queue.
     place_of: int | None = None
@@ -278,6 +289,8 @@ class Session:
     parked_at_s: int | None = None
     #: When a person last asked to have it parked, until it is.
     park_asked_at_s: int | None = None
+    #: Why it was not parked then.
+    park_refused: str | None = None
     #: Since when it wants its shares back, until it runs again.
     wanted_at_s: int | None = None
     #: The host memory in MiB that has the contents of its GPU memory, until it runs again.
@@ -286,6 +299,11 @@ class Session:
     def refusing_nodes(self, now_s: int) -> tuple[RefusedNode, ...]:
         """Return the nodes that are left out now, because they refused it recently."""
         return tuple(node for node in self.refused if node.until_s(now_s) is not None)
+
+    @property
+    def device_uuids(self) -> set[str]:
+        """The GPUs of its placement: those that it holds, or to which it returns when it is parked."""
+        return {share.device_uuid for share in self.placement.shares} if self.placement else set()
 
     @property
     def time_limit_s(self) -> int | None:
@@ -369,61 +387,109 @@ class Quota:
 Change = tuple[Session | None, Session | None]
 
 
+class Holding(NamedTuple):
+    """What the placed sessions of a user of an account hold in a resource group.
+
+    Their usage at an instant is ``fgpu_milli`` x the instant + ``past``, in fGPU x 1000 x seconds.
+    """
+
+    sessions: int = 0
+    fgpu_milli: int = 0
+    past: int = 0
+
+    def then(self, session: Session, sign: int) -> Holding:
+        """Return it with (``sign`` 1) or without (-1) a session; one without a placement counts nothing."""
+        if session.placement is None or session.scheduled_at_s is None:
+            return self
+        sessions, fgpu_milli, past = self
+        since_s = session.scheduled_at_s
+        for size in session.sizes:
+            past += sign * size.fgpu_milli * max(0, size.until_s - since_s)
+            since_s = max(since_s, size.until_s)
+        if session.parked_at_s is None:
+            fgpu_milli += sign * session.placement.fgpu_milli
+            past -= sign * session.placement.fgpu_milli * since_s
+        return Holding(sessions + sign, fgpu_milli, past)
+
+    def used(self, at_s: int) -> int:
+        """Return the usage until an instant; never less than 0, even after the clock was set back."""
+        return max(0, self.fgpu_milli * at_s + self.past)
+
+
 @dataclass(frozen=True, slots=True)
 class SessionIndex:
-    """The live sessions by the node of their placement, by queue, and by user.
+    """The live sessions by the node of their placement, by queue, and by user; and what each user holds.
 
     A change copies only the groups that it touches; the others stay the same objects. No group is empty or sorted.
     """
 
-    on_node: PersistentMap[str, Mapping[int, Session]]
+    on_node: Mapping[str, Mapping[int, Session]]
     #: By resource group.
-    waiting: PersistentMap[str, PersistentMap[int, Session]]
-    of_user: PersistentMap[str, Mapping[int, Session]]
+    waiting: Mapping[str, Mapping[int, Session]]
+    of_user: Mapping[str, Mapping[int, Session]]
+    #: By resource group and account, by user.
+    holdings: Mapping[tuple[str, str], Mapping[str, Holding]]
 
     @classmethod
     def of(cls, sessions: Iterable[Session]) -> SessionIndex:
         """Return the index of these sessions."""
-        return cls(
-            PersistentMap(part_of_name), PersistentMap(part_of_name), PersistentMap(part_of_name)
-        ).then([(None, s) for s in sessions])
+        return cls({}, {}, {}, {}).then([(None, s) for s in sessions])
 
     def then(self, changes: Sequence[Change]) -> SessionIndex:
         """Return the index after changes."""
-        on_node = _by(changes, lambda s: s.placement.node_id if s.placement else None)
-        waiting = _by(
-            changes, lambda s: s.request.resource_group if s.state is SessionState.PENDING else None
-        )
-        of_user = _by(changes, lambda s: s.request.user)
-        nobody = PersistentMap[int, Session](part_of_id)
         return SessionIndex(
-            self.on_node.then({k: _small(self.on_node.get(k), own) for k, own in on_node.items()}),
-            # Only the queues grow large.
-            self.waiting.then(
-                {k: self.waiting.get(k, nobody).then(own) or None for k, own in waiting.items()}
+            _regrouped(self.on_node, changes, lambda s: s.placement.node_id if s.placement else None),
+            _regrouped(
+                self.waiting,
+                changes,
+                lambda s: s.request.resource_group if s.state is SessionState.PENDING else None,
             ),
-            self.of_user.then({k: _small(self.of_user.get(k), own) for k, own in of_user.items()}),
+            _regrouped(self.of_user, changes, lambda s: s.request.user),
+            self._holdings(changes),
         )
 
+    def _holdings(self, changes: Sequence[Change]) -> Mapping[tuple[str, str], Mapping[str, Holding]]:
+        changed: dict[tuple[str, str], dict[str, Holding]] = {}
+        for sign, session in [(sign, s) for pair in changes for sign, s in zip((-1, 1), pair, strict=True)]:
+            if session is not None and session.placement is not None:
+                key, user = (session.request.resource_group, session.request.account), session.request.user
+                users = changed.get(key)
+                if users is None:
+                    users = changed[key] = dict(self.holdings.get(key, {}))
+                users[user] = users.get(user, Holding()).then(session, sign)
+                if not users[user].sessions:
+                    del users[user]
+        return _with_groups(self.holdings, changed)
 
-def _by(
-    changes: Iterable[Change], name_of: Callable[[Session], str | None]
-) -> dict[str, dict[int, Session | None]]:
-    """Return the changes of each group: by session id the new session, or None if it left the group."""
-    found: dict[str, dict[int, Session | None]] = {}
+
+def _regrouped(
+    groups: Mapping[str, Mapping[int, Session]],
+    changes: Iterable[Change],
+    name_of: Callable[[Session], str | None],
+) -> Mapping[str, Mapping[int, Session]]:
+    """Return groups of sessions after changes; a session without a name is in none."""
+    changed: dict[str, dict[int, Session]] = {}
+
+    def group(name: str) -> dict[int, Session]:
+        if name not in changed:
+            changed[name] = dict(groups.get(name, {}))
+        return changed[name]
+
     for old, new in changes:
-        if old is not None and (name := name_of(old)) is not None:
-            found.setdefault(name, {})[old.id] = None
-        if new is not None and (name := name_of(new)) is not None:
-            found.setdefault(name, {})[new.id] = new
+        before, after = (None if session is None else name_of(session) for session in (old, new))
+        if old is not None and before is not None and before != after:
+            group(before).pop(old.id, None)
+        if new is not None and after is not None:
+            group(after)[new.id] = new
+    return _with_groups(groups, changed)
+
+
+def _with_groups(groups: Mapping[K, V], changed: Mapping[K, V]) -> Mapping[K, V]:
+    found = {**groups, **changed}
+    for name, own in changed.items():
+        if not own:
+            del found[name]
     return found
-
-
-def _small(
-    group: Mapping[int, Session] | None, changes: Mapping[int, Session | None]
-) -> Mapping[int, Session] | None:
-    found = {**(group or {}), **changes}
-    return {number: session for number, session in found.items() if session is not None} or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,21 +530,16 @@ class Snapshot:
 
         Groups share nothing but their users' quotas. With quotas, sessions that hold shares elsewhere count too.
         """
-        groups = {one.resource_group for one in self.nodes} | {one.resource_group for one in self.usage}
-        if groups == {resource_group} and all(
-            s.request.resource_group == resource_group for s in self.sessions
-        ):
-            return self
-        usage = tuple(u for u in self.usage if u.resource_group == resource_group)
         shared = bool(self.quotas)
         sessions = tuple(
             s
             for s in self.sessions
             if s.request.resource_group == resource_group or (shared and s.state is not SessionState.PENDING)
         )
-        if shared:
-            return replace(self, sessions=sessions, usage=usage)
-        nodes = tuple(n for n in self.nodes if n.resource_group == resource_group)
+        usage = tuple(u for u in self.usage if u.resource_group == resource_group)
+        nodes = tuple(n for n in self.nodes if shared or n.resource_group == resource_group)
+        if (len(nodes), len(sessions), len(usage)) == (len(self.nodes), len(self.sessions), len(self.usage)):
+            return self
         return replace(self, nodes=nodes, sessions=sessions, usage=usage)
 
     def session(self, session_id: int) -> Session | None:

@@ -5,16 +5,17 @@ An order ranks by arrival (`fifo`, `lifo`), by past usage (`fair_share`, `usage_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from operator import attrgetter, mul
+from typing import NamedTuple
 
 from fgpu_scheduler.core.accounts import Accounts, Member, Standings, fair_ranks
 from fgpu_scheduler.core.lifecycle import HOLDING, holds_shares
 from fgpu_scheduler.core.model import Session, Snapshot
-from fgpu_scheduler.core.quota import least_milli
-from fgpu_scheduler.core.usage import member_of, taken_by_member, taken_milli, used_by_member
+from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.usage import member_of, taken_by_account, taken_milli, used_by_account
 
 #: The assumed length of a session without a time limit when too few have ended to estimate it.
 UNLIMITED_S = 4 * 3600
@@ -87,18 +88,14 @@ def aged_from_s(queue: QueueSnapshot, longest_wait_s: int) -> dict[int, int]:
     enough GPUs of one node are free together; a smaller request fits as soon as any session has ended.
     """
     now_s = queue.snapshot.now_s
-    return {
-        session.id: now_s - waited_s + longest_wait_s // gpus
-        for session, waited_s in zip(queue.waiting, queue.waited_s, strict=True)
-        if (gpus := _gpus(session, queue)) > 1
-    }
-
-
-def _gpus(session: Session, queue: QueueSnapshot) -> int:
-    """Return how many GPUs a request needs, by the capacity of the group's first GPU."""
     nodes = (node for node in queue.snapshot.nodes if node.resource_group == queue.resource_group)
-    whole = next((d.capacity_milli for node in nodes for d in node.devices), 1)
-    return session.request.fgpu_milli // whole
+    # The number of GPUs is by the capacity of the first one.
+    whole_milli = next((d.capacity_milli for node in nodes for d in node.devices), 1)
+    return {
+        session.id: now_s - waited_s + longest_wait_s // (session.request.fgpu_milli // whole_milli)
+        for session, waited_s in zip(queue.waiting, queue.waited_s, strict=True)
+        if session.request.fgpu_milli >= 2 * whole_milli
+    }
 
 
 def in_order(queue: QueueSnapshot, ranks: Sequence[float], aged: Collection[int] = ()) -> list[int]:
@@ -142,16 +139,8 @@ def asked_milli(queue: QueueSnapshot) -> list[int]:
     found = [s.request.fgpu_milli for s in queue.waiting]
     if 0 not in found:
         return found
-    nodes = queue.snapshot.nodes
-    worth: dict[tuple[int | None, int | None, tuple[str, ...]], int] = {}
-    for at, session in enumerate(queue.waiting):
-        asked = session.request
-        if asked.gpu_memory_mib is not None:
-            shape = asked.gpu_memory_mib, asked.compute_percent, asked.gpu_models
-            if shape not in worth:
-                worth[shape] = least_milli(asked, nodes)
-            found[at] = worth[shape]
-    return found
+    ledger = Ledger(queue.snapshot)
+    return [ledger.milli(session) for session in queue.waiting]
 
 
 def fifo(queue: QueueSnapshot) -> Sequence[float]:
@@ -169,7 +158,8 @@ def fair_share(queue: QueueSnapshot) -> Sequence[float]:
 
     So a user's second request stands behind the first ones of all users with as little usage.
     """
-    used = {m: (amount,) for m, amount in used_by_member(queue.snapshot, queue.resource_group).items()}
+    by_account = used_by_account(queue.snapshot, queue.resource_group)
+    used = {(path, user): (n,) for path, users in by_account.items() for user, n in users.items()}
     asked = list(map(mul, asked_milli(queue), lengths_s(queue)))
     return fair_ranks(queue.accounts, used, [member_of(s) for s in queue.waiting], [asked])
 
@@ -191,8 +181,8 @@ def usage_size_age(queue: QueueSnapshot) -> Sequence[float]:
     `fair_share`, with the user's own requests ahead; that of each account above counts like the user's. Without a limit,
     the fGPU that they hold now counts as well, so that users who request much at a time are held back.
     """
-    used = Standings(queue.accounts, used_by_member(queue.snapshot, queue.resource_group))
-    taken = Standings(queue.accounts, taken_by_member(queue.snapshot, queue.resource_group))
+    used = Standings(queue.accounts, used_by_account(queue.snapshot, queue.resource_group))
+    taken = Standings(queue.accounts, taken_by_account(queue.snapshot, queue.resource_group))
     ranks = []
     sizes: dict[tuple[int, float, int | None], float] = {}
     lengths = lengths_s(queue)
@@ -241,3 +231,21 @@ def drf(queue: QueueSnapshot) -> Sequence[float]:
         [asked.memory_mib * memory for asked in requests],
     )
     return fair_ranks(queue.accounts, taken, [member_of(s) for s in queue.waiting], shares)
+
+
+class NamedOrder(NamedTuple):
+    """An order that an administrator can choose, and the times that it uses."""
+
+    order: Order
+    times: tuple[str, ...]
+
+
+#: Each order by its name in a configuration. In one without ``longest_wait_s`` no request overtakes another.
+ORDERS: Mapping[str, NamedOrder] = {
+    "default": NamedOrder(usage_size_age, ("longest_wait_s", "half_life_s")),
+    "fair-share": NamedOrder(fair_share, ("longest_wait_s", "half_life_s")),
+    "drf": NamedOrder(drf, ("longest_wait_s",)),
+    "fifo-skip": NamedOrder(fifo, ("longest_wait_s",)),
+    "fifo": NamedOrder(fifo, ()),
+    "lifo": NamedOrder(lifo, ("longest_wait_s",)),
+}

@@ -6,7 +6,7 @@ after the other. `claimed_if_fits` checks a placement again before it is committ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
 )
 from fgpu_scheduler.core.shares import (
+    AnyRequest,
     RequestShape,
     accepts_model,
     devices_needed,
@@ -55,7 +56,7 @@ class DeviceFree:
 
 @dataclass(frozen=True, slots=True)
 class NodeFree:
-    """The free amounts of one node; devices in order of their index."""
+    """The free amounts of one node; devices in order of their UUIDs, in which they are tried."""
 
     node: Node
     cpu_milli: int
@@ -111,7 +112,7 @@ def free_on_node(node: Node, there: Mapping[int, Session]) -> NodeFree:
             sums[2] += share.compute_percent
             sums[3] += 1
     devices = []
-    for d in node.devices:
+    for d in sorted(node.devices, key=attrgetter("uuid")):
         fgpu_milli, own_mib, percent, shares = taken.get(d.uuid, (0, 0, 0, 0))
         if d.uuid in mixed:
             # Until the shares of one mode have ended, those of the other one are claimed in vain: nothing new starts.
@@ -119,14 +120,6 @@ def free_on_node(node: Node, there: Mapping[int, Session]) -> NodeFree:
         left = d.capacity_milli - fgpu_milli, d.memory_mib - own_mib, 100 - percent, d.shares_offered - shares
         devices.append(DeviceFree(d, *left, modes.get(d.uuid)))
     return NodeFree(node, cpu_milli, memory_mib, tuple(devices))
-
-
-def by_uuid(left: NodeFree) -> tuple[DeviceFree, ...]:
-    """Return the devices of a node in the order in which they are tried."""
-    return tuple(sorted(left.devices, key=_UUID))
-
-
-_UUID = attrgetter("device.uuid")
 
 
 def claimed(left: NodeFree, request: Request | RequestShape, placement: Placement) -> NodeFree:
@@ -145,10 +138,10 @@ def without_machine(request: Request) -> Request:
 
 
 def _changed(left: NodeFree, request: Request | RequestShape, placement: Placement, sign: int) -> NodeFree:
-    by_uuid = {share.device_uuid: share for share in placement.shares}
+    changed = {share.device_uuid: share for share in placement.shares}
     devices = tuple(
         d
-        if (share := by_uuid.get(d.device.uuid)) is None
+        if (share := changed.get(d.device.uuid)) is None
         else DeviceFree(
             d.device,
             d.fgpu_milli + sign * share.fgpu_milli,
@@ -176,13 +169,14 @@ def claimed_if_fits(left: NodeFree, request: Request | RequestShape, placement: 
     """
     if left.node.state is not NodeState.READY or left.node.resource_group != request.resource_group:
         return None
-    there = {d.device.uuid: d.device for d in left.devices}
+    there = {d.device.uuid: d.device for d in left.devices if not d.device.cordoned}
     wanted = [share.device_uuid for share in placement.shares]
     if len(set(wanted)) != len(wanted) or any(uuid not in there for uuid in wanted):
         return None
     if shares_of(request, [there[uuid] for uuid in wanted]) != placement.shares:
         return None
-    return claimed_shares(left, request, placement)
+    parks = isinstance(request, Request) and request.on_demand
+    return claimed_shares(left, request, Placement(placement.node_id, ()) if parks else placement)
 
 
 def claimed_shares(left: NodeFree, request: Request | RequestShape, where: Placement) -> NodeFree | None:
@@ -212,13 +206,12 @@ ShareOfKind = dict[tuple[int, int, str], Share | None]
 
 
 def feasible_device_sets(
-    left: NodeFree, asked: Request | RequestShape, devices: Sequence[DeviceFree], share_of_kind: ShareOfKind
+    left: NodeFree, asked: Request | RequestShape, share_of_kind: ShareOfKind
 ) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield each set of ``devices`` on which ``asked`` fits, by their indexes, and the fGPU x 1000 of each device.
+    """Yield each set of devices on which ``asked`` fits, by their indexes, and the fGPU x 1000 of each device.
 
-    ``devices`` are those of `by_uuid`; ``share_of_kind`` is a cache for all nodes. All models of the request have the
-    same preference here. For whole devices there is one set per capacity: the first devices, as untouched ones are
-    alike.
+    ``share_of_kind`` is a cache for all nodes. All models of the request have the same preference here. For whole
+    devices there is one set per capacity: the first devices, as untouched ones are alike.
     """
     node, fgpu = left.node, asked.fgpu_milli
     if left.cpu_milli < asked.cpu_milli or left.memory_mib < asked.memory_mib:
@@ -229,7 +222,7 @@ def feasible_device_sets(
         yield (), 0
         return
     whole: dict[int, list[int]] = {}
-    for at, free in enumerate(devices):
+    for at, free in enumerate(left.devices):
         device, capacity = free.device, free.device.capacity_milli
         # Most devices of a busy cluster end here.
         if free.fgpu_milli < min(fgpu, capacity) or free.shares < 1:
@@ -246,15 +239,30 @@ def feasible_device_sets(
             group = whole.setdefault(capacity, [])
             group.append(at)
             if len(group) == devices_needed(fgpu, capacity_milli=capacity) and shares_of(
-                asked, [devices[i].device for i in group]
+                asked, [left.devices[i].device for i in group]
             ):
                 yield tuple(group), capacity
 
 
+def may_fit(left: NodeFree, request: Request, gives: Mapping[str, int]) -> bool:
+    """Return whether a node has enough fGPU once these amounts are given back, by UUID: a quick check."""
+    needed, found = request.fgpu_milli, 0
+    for free in left.devices:
+        device = free.device
+        milli = free.fgpu_milli + gives.get(device.uuid, 0)
+        if milli >= needed or milli >= device.capacity_milli:
+            found += device.capacity_milli
+    return found >= needed
+
+
+def fits_on(left: NodeFree, request: AnyRequest) -> bool:
+    """Return whether a request fits on a node."""
+    return any(any(feasible_device_sets(left, asked, {})) for asked in per_preferred_model(request))
+
+
 def placement_of(left: NodeFree, asked: Request | RequestShape, taken: Iterable[int]) -> Placement:
     """Return one of the `feasible_device_sets` as a placement."""
-    devices = by_uuid(left)
-    shares = shares_of(asked, [devices[at].device for at in taken])
+    shares = shares_of(asked, [left.devices[at].device for at in taken])
     assert shares is not None
     return Placement(left.node.id, shares)
 
@@ -262,13 +270,13 @@ def placement_of(left: NodeFree, asked: Request | RequestShape, taken: Iterable[
 def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, NodeFree]]:
     """Yield each placement on a node and the free amounts with it, by preferred model, then by device uuid."""
     for asked in per_preferred_model(request):
-        for taken, _ in feasible_device_sets(left, asked, by_uuid(left), {}):
+        for taken, _ in feasible_device_sets(left, asked, {}):
             placement = placement_of(left, asked, taken)
             yield placement, claimed(left, asked, placement)
 
 
 class NodeAmounts(NamedTuple):
-    """What a score sees of a node: its free amounts, and each device's capacity and model, in order of their uuids."""
+    """What a score sees of a node: its free amounts, and each device's capacity and model, in order of their UUIDs."""
 
     cpu_milli: int
     memory_mib: int
@@ -277,12 +285,11 @@ class NodeAmounts(NamedTuple):
     models: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, left: NodeFree, devices: Sequence[DeviceFree]) -> NodeAmounts:
-        free = tuple([d.fgpu_milli for d in devices])
-        capacities = tuple([d.device.capacity_milli for d in devices])
-        return cls(
-            left.cpu_milli, left.memory_mib, free, capacities, tuple([d.device.model for d in devices])
-        )
+    def of(cls, left: NodeFree) -> NodeAmounts:
+        free = tuple([d.fgpu_milli for d in left.devices])
+        capacities = tuple([d.device.capacity_milli for d in left.devices])
+        models = tuple([d.device.model for d in left.devices])
+        return cls(left.cpu_milli, left.memory_mib, free, capacities, models)
 
 
 #: Scores a placement from the node before and after it, and the indexes of the devices taken. Lower is better; ties go
@@ -312,15 +319,14 @@ def best_device_set(
 
     With ``within``, the placement must fit into those free amounts as well.
     """
-    devices = by_uuid(left)
     before: NodeAmounts | None = None
     found: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     tried: list[tuple[int, int, int, str]] = []
-    for taken, each in feasible_device_sets(left, asked, devices, share_of_kind):
+    for taken, each in feasible_device_sets(left, asked, share_of_kind):
         if within is not None and claimed_if_fits(within, asked, placement_of(left, asked, taken)) is None:
             continue
         if before is None:
-            before = NodeAmounts.of(left, devices)
+            before = NodeAmounts.of(left)
         _, _, free, capacities, models = before
         if taken:
             # Among devices that no score can tell apart only the first is scored.
@@ -360,5 +366,5 @@ def place(
 
 def could_ever_fit(request: Request, nodes: Iterable[Node]) -> bool:
     """Return whether ``request`` fits on some node when nothing else runs, cordoned or not."""
-    empty = tuple(untouched(node.opened()) for node in nodes if node.resource_group == request.resource_group)
-    return place(request, empty, score=best_fit) is not None
+    own = (node for node in nodes if node.resource_group == request.resource_group)
+    return any(fits_on(untouched(node.opened()), request) for node in own)

@@ -19,9 +19,7 @@ store uses this one check.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from fgpu_scheduler.core import lifecycle, orders, placement, returning
 from fgpu_scheduler.core.free_capacity import PlanCache as PlanCache
@@ -31,6 +29,7 @@ from fgpu_scheduler.core.pending_queue import PendingQueue
 from fgpu_scheduler.core.policies import GroupPolicy as GroupPolicy
 from fgpu_scheduler.core.policies import Policy as Policy
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.reservations import Reservation as Reservation
 from fgpu_scheduler.core.returning import ReturnDecision
 from fgpu_scheduler.errors import StaleVersion
 
@@ -44,26 +43,6 @@ class StartDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveDecision:
-    """The decision to leave a session PENDING and to reserve a place for it from the sessions behind it.
-
-    ``starts_at_s`` is the latest start that can be promised. It is None where the sessions in its place have no known
-    end, where a session of higher priority waits too, or where the policy promises nothing. ``device_uuids`` are the
-    devices that the session would get.
-    """
-
-    session_id: int
-    starts_at_s: int | None
-    node_id: str
-    device_uuids: tuple[str, ...]
-
-    @property
-    def reason(self) -> WaitReason:
-        """Why the session waits, as in `WaitDecision`."""
-        return WaitReason.RESERVED
-
-
-@dataclass(frozen=True, slots=True)
 class WaitDecision:
     """The decision to leave a session PENDING, and why."""
 
@@ -71,7 +50,9 @@ class WaitDecision:
     reason: WaitReason
 
 
-Decision = StartDecision | ReserveDecision | WaitDecision
+#: A `Reservation` leaves a session PENDING, and keeps its place from the sessions behind it. ``until_s`` is the latest
+#: start that can be promised: None where a session of higher priority waits, too.
+Decision = StartDecision | Reservation | WaitDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +86,14 @@ def plan(snapshot: Snapshot, policy: Policy, cache: PlanCache | None = None) -> 
         snapshot = snapshot.changed(returning.returned(snapshot, returns))
     cache, ledger = cache or PlanCache(), Ledger(snapshot)
     if any(s.state is SessionState.PENDING for s in special):
-        for session, found in returning.placed_on_demand(snapshot, ledger):
-            placed = isinstance(found, Placement)
-            decisions.append((StartDecision if placed else WaitDecision)(session.id, found))  # type: ignore[arg-type]
+        for one, at in returning.placed_on_demand(snapshot, ledger):
+            decisions.append(
+                StartDecision(one.id, at) if isinstance(at, Placement) else WaitDecision(one.id, at)
+            )
         snapshot = applied(snapshot, Plan(snapshot.version, tuple(decisions)))
     for group, queue in orders.queue_snapshots(snapshot, policy.accounts).items():
         group_policy = policy.of(group)
-        with cache.free_capacity(snapshot, group, group_policy.placing) as capacity:
+        with cache.free_capacity(snapshot, group) as capacity:
             scheduler = GroupScheduler(snapshot, capacity, group_policy, ledger)
             decisions += _decided(queue, scheduler, by_user=bool(snapshot.quotas))
     return Plan(snapshot.version, tuple(decisions), returns)
@@ -125,10 +107,8 @@ def _decided(queue: orders.QueueSnapshot, scheduler: GroupScheduler, *, by_user:
     }
     reserved = scheduler.reservation
     if reserved is not None:
-        uuids = tuple(share.device_uuid for share in reserved.placement.shares)
-        session_id, node_id = reserved.session_id, reserved.placement.node_id
-        starts_at_s = reserved.starts_at_s if scheduler.promises(session_id, pending, chosen) else None
-        chosen[session_id] = ReserveDecision(session_id, starts_at_s, node_id, uuids)
+        promised = scheduler.promises(reserved.session_id, pending, chosen)
+        chosen[reserved.session_id] = reserved if promised else replace(reserved, until_s=None)
     # In a long queue almost every session waits: this loop is most of the work of a pass.
     return [
         chosen[s.id]
@@ -136,6 +116,18 @@ def _decided(queue: orders.QueueSnapshot, scheduler: GroupScheduler, *, by_user:
         else WaitDecision(s.id, WaitReason.HELD if same is None else same.reason)
         for s, same in zip(pending.sessions, pending.set_of, strict=True)
     ]
+
+
+def delays_start(before: Plan, after: Plan, now_s: int) -> bool:
+    """Return whether a session that a plan starts, or promises a start, starts later by another plan."""
+
+    def starts_at_s(own: Plan) -> dict[int, int]:
+        promised = {d.session_id: d.until_s for d in own.decisions if isinstance(d, Reservation)}
+        known = {number: at_s for number, at_s in promised.items() if at_s is not None}
+        return {**known, **dict.fromkeys((d.session_id for d in own.placed), now_s)}
+
+    then = starts_at_s(after)
+    return any(then.get(number, at_s + 1) > at_s for number, at_s in starts_at_s(before).items())
 
 
 def with_returns(snapshot: Snapshot, plan: Plan) -> Snapshot:
@@ -182,9 +174,9 @@ def committed(plan: Plan, world: Snapshot, *, now_s: int) -> tuple[tuple[Session
             new = _started(session, decision.placement, free, ledger, now_s=now_s)
         else:
             promised_at_s = session.promised_at_s
-            if promised_at_s is None and isinstance(decision, ReserveDecision):
+            if promised_at_s is None and isinstance(decision, Reservation):
                 # The scheduler is judged by the first promise, so a later one does not replace it.
-                promised_at_s = decision.starts_at_s
+                promised_at_s = decision.until_s
             if (session.wait_reason, session.promised_at_s) == (decision.reason, promised_at_s):
                 continue
             new = replace(session, wait_reason=decision.reason, promised_at_s=promised_at_s)
@@ -196,15 +188,13 @@ def _started(
     session: Session, where: Placement, free: dict[str, placement.NodeFree], ledger: Ledger, *, now_s: int
 ) -> Session:
     node = free.get(where.node_id)
-    claimed = returning.claimed_on_demand if session.request.on_demand else placement.claimed_if_fits
-    rest = None if node is None or session.held else claimed(node, session.request, where)
+    rest = None if node is None or session.held else placement.claimed_if_fits(node, session.request, where)
     if rest is None:
         raise StaleVersion(f"session {session.id} does not fit where it was placed")
-    taken = None if session.request.on_demand else where
-    if not ledger.allows(session, taken):
+    if not ledger.allows(session, where):
         raise StaleVersion(f"session {session.id} was placed over a quota")
     free[where.node_id] = rest
-    ledger.take(session, taken)
+    ledger.take(session, where)
     return _scheduled(session, where, now_s=now_s)
 
 
@@ -215,13 +205,11 @@ def _scheduled(session: Session, where: Placement, *, now_s: int) -> Session:
 def _free_capacity_for(plan: Plan, world: Snapshot) -> dict[str, placement.NodeFree]:
     """Return the free capacity of the nodes and devices on which the plan places; missing nodes are left out."""
     uuids = {share.device_uuid for place in plan.placed for share in place.placement.shares}
-    on_node = world.index.on_node
+    node_ids = {place.placement.node_id for place in plan.placed}
     free = {}
-    for node_id in {place.placement.node_id for place in plan.placed}:
-        at = bisect_left(world.nodes, node_id, key=attrgetter("id"))
-        if at < len(world.nodes) and world.nodes[at].id == node_id:
-            node = world.nodes[at]
+    for node in world.nodes:
+        if node.id in node_ids:
             # Only the devices that the plan uses: counting the rest of a large node costs time and changes nothing.
             used = replace(node, devices=tuple(device for device in node.devices if device.uuid in uuids))
-            free[node_id] = placement.free_on_node(used, on_node.get(node_id, {}))
+            free[node.id] = placement.free_on_node(used, world.index.on_node.get(node.id, {}))
     return free

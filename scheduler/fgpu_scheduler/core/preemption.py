@@ -2,9 +2,9 @@
 
 1. For every node, compute its free capacity after the ends that happen anyway, and the sessions there that may be ended
    (`_Node`). Placements of the plan are claimed.
-2. For each blocked request, in queue order and within its quotas, compute for each node the least number of sessions that
-   must end (`_Candidates.offer`), of those that may end for it (`PreemptionRights`). Visit the nodes in the order of that
-   bound and find the smallest set of sessions there (`_fewest`), until no other node can be better.
+2. For each blocked request, in queue order and within its quotas, compute for each node a lower bound of the sessions
+   that must end (`_Candidates.least`), of those that may end for it (`PreemptionRights`). Visit the nodes in the order of
+   that bound and find the smallest set of sessions there (`_fewest`), until no other node can be better.
 3. Of equally small sets take sessions that were warned already, then the lowest priority, then the youngest.
 
 A session is chosen only if the ends together let a blocked request start: no session ends in vain.
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
-from itertools import accumulate, combinations, count
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, combinations
 from math import comb
+from typing import NamedTuple
 
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.guarantees import PreemptionRights, Within, rights_of, within_guarantees
@@ -30,11 +32,11 @@ from fgpu_scheduler.core.model import (
     SessionState,
     Snapshot,
 )
-from fgpu_scheduler.core.placement import NodeFree
+from fgpu_scheduler.core.placement import DeviceFree, NodeFree
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.returning import claimed_on_demand
-from fgpu_scheduler.core.shares import RequestShape, is_explicit, shape
+from fgpu_scheduler.core.shares import RequestShape, accepts_model, is_explicit, shape
+from fgpu_scheduler.core.usage import taken_milli
 
 #: The sets of sessions that are tried on each node for the fewest; beyond that the largest sessions are taken first.
 TRIES = 500
@@ -45,9 +47,25 @@ PART = 840
 
 #: Sorts the sessions of a node: those that end first sort first.
 _Order = tuple[int, int, int, int]
-#: The least number of sessions that must end on a node, the order of the first of them, and the node's id. The lowest
-#: wins.
-_Offer = tuple[int, list[_Order], str]
+
+
+class _Node(NamedTuple):
+    """The free amounts of a node after the ends that happen anyway, and the sessions that may be ended there."""
+
+    left: NodeFree
+    may_end: Sequence[Session]
+
+
+class _Offer(NamedTuple):
+    """How many sessions must end on a node, and their orders; the lowest offer wins.
+
+    Without ``ended``, the sessions, it is only a lower bound.
+    """
+
+    number: int
+    orders: list[_Order]
+    node_id: str
+    ended: Sequence[Session] | None = None
 
 
 def victims(
@@ -69,14 +87,12 @@ def victims(
     within = within_guarantees(snapshot)
     for placed in plan.placed:
         session, where = waiting[placed.session_id], placed.placement
-        on_demand = session.request.on_demand
-        ledger.take(session, None if on_demand else where)
+        ledger.take(session, where)
         node_id = where.node_id
         if node_id in there:
-            claimed = claimed_on_demand if on_demand else placement.claimed_if_fits
-            left = claimed(there[node_id].left, session.request, where)
+            left = placement.claimed_if_fits(there[node_id].left, session.request, where)
             assert left is not None, "a placement of the plan fits the plan's snapshot"
-            there[node_id] = there[node_id].then(left, ())
+            there[node_id] = _Node(left, there[node_id].may_end)
     nodes = _Nodes(there, within)
     served = 0
     unservable: set[tuple[RequestShape, PreemptionRights]] = set()
@@ -134,7 +150,7 @@ def _nodes(
                 and session.request.resource_group in groups
             ):
                 may_end.append(session)
-        found[node.id] = _Node(left, may_end)
+        found[node.id] = _Node(left, sorted(may_end, key=_order))
     return found
 
 
@@ -143,198 +159,146 @@ def _order(session: Session) -> _Order:
     return (0 if warned else 1, session.request.priority, -(session.started_at_s or 0), -session.id)
 
 
-class _Node:
-    """The free amounts of a node after the ends that happen anyway, and the sessions that may be ended there."""
-
-    __slots__ = ("_may_end", "left")
-
-    def __init__(self, left: NodeFree, may_end: Iterable[Session]) -> None:
-        self.left = left
-        self._may_end = sorted(may_end, key=_order)
-
-    def candidates(self, own: PreemptionRights, within: Within) -> _Candidates:
-        """Return the node for requests with these rights."""
-        return _Candidates(self.left, [s for s in self._may_end if own.may_end(s, within)])
-
-    def then(self, left: NodeFree, ended: Collection[int]) -> _Node:
-        """Return the node with other free amounts, after these sessions have ended."""
-        return _Node(left, [session for session in self._may_end if session.id not in ended])
-
-
 class _Nodes:
     """The nodes of all groups while sessions are chosen for one request after the other."""
 
     def __init__(self, nodes: dict[str, _Node], within: Within) -> None:
         self._nodes = nodes
         self._within = within
-        #: The candidates on each node of a resource group for requests with these rights.
-        self._candidates: dict[tuple[str, PreemptionRights], dict[str, _Candidates]] = {}
-        #: For each shape and rights a heap of offers, and how many of ``_changed`` it includes. An entry has a serial
-        #: number, and the sessions that end; None while the offer is only a lower bound.
-        self._heaps: dict[
-            tuple[RequestShape, PreemptionRights],
-            tuple[list[tuple[_Offer, int, _Candidates, list[Session] | None]], int],
-        ] = {}
-        self._changed: list[str] = []
-        self._serial = count()
+        self._candidates: dict[tuple[str, PreemptionRights], _Candidates] = {}
+        #: For each shape and rights the offers by node id; None: the ends of all candidates there are not enough.
+        self._offers: dict[tuple[RequestShape, PreemptionRights], dict[str, _Offer | None]] = {}
         self.ended: set[int] = set()
 
-    def best(self, asked: Request, own: PreemptionRights) -> tuple[Placement, list[Session]] | None:
+    def best(self, asked: Request, own: PreemptionRights) -> tuple[Placement, Sequence[Session]] | None:
         """Return the placement that needs the fewest ends, and the sessions to end; None if no ends are enough."""
-        key = shape(asked), own
-        on_node = self._candidates_for(asked.resource_group, own)
-        heap, known = self._heaps.get(key, ([], None))
-        new: Iterable[_Candidates] = on_node.values()
-        if known is not None:
-            new = [on_node[node_id] for node_id in dict.fromkeys(self._changed[known:]) if node_id in on_node]
-        found = [
-            (offer, next(self._serial), candidates, None)
-            for candidates in new
-            if (offer := candidates.offer(key[0])) is not None
-        ]
-        heap = [*heap, *found]
-        heapify(heap)
-        self._heaps[key] = heap, len(self._changed)
-        while heap:
-            (least, _, node_id), _, candidates, ended = heap[0]
-            valid = candidates is on_node[node_id]
-            if valid and ended is not None:
-                where = _fits(asked, candidates.left, ended)
+        form = shape(asked)
+        offers = self._offers.setdefault((form, own), {})
+        for node_id, node in self._nodes.items():
+            if node_id not in offers and node.left.node.resource_group == asked.resource_group:
+                candidates = self._candidates_on(node_id, own)
+                least = candidates.least(form)
+                orders = list(map(_order, candidates.sessions[:least]))
+                offers[node_id] = None if least is None else _Offer(least, orders, node_id)
+        while (best := min(filter(None, offers.values()), default=None)) is not None:
+            candidates = self._candidates_on(best.node_id, own)
+            if best.ended is not None:
+                where = _fits(asked, candidates.left, best.ended)
                 assert where is not None
-                return where, ended
-            heappop(heap)
-            if valid and (ended := _fewest(asked, candidates, least)) is not None:
-                offer = len(ended), sorted(map(_order, ended)), node_id
-                heappush(heap, (offer, next(self._serial), candidates, ended))
+                return where, best.ended
+            ended = _fewest(asked, candidates, best.number)
+            offers[best.node_id] = (
+                None
+                if ended is None
+                else best._replace(number=len(ended), orders=sorted(map(_order, ended)), ended=ended)
+            )
         return None
 
-    def _candidates_for(self, group: str, own: PreemptionRights) -> dict[str, _Candidates]:
-        key = group, own
-        if key not in self._candidates:
-            self._candidates[key] = {
-                node_id: node.candidates(own, self._within)
-                for node_id, node in self._nodes.items()
-                if node.left.node.resource_group == group
-            }
-        return self._candidates[key]
+    def _candidates_on(self, node_id: str, own: PreemptionRights) -> _Candidates:
+        found = self._candidates.get((node_id, own))
+        if found is None:
+            left, may_end = self._nodes[node_id]
+            sessions = [s for s in may_end if own.may_end(s, self._within)]
+            found = self._candidates[node_id, own] = _Candidates(left, sessions)
+        return found
 
     def give(self, asked: Request, where: Placement, ended: Sequence[Session]) -> None:
         """Claim the placement, and count these sessions as ended."""
         self.ended.update(session.id for session in ended)
-        node = self._nodes[where.node_id]
-        left = placement.claimed_if_fits(_without(node.left, ended), asked, where)
-        assert left is not None, "the placement was found on these free amounts"
-        node = self._nodes[where.node_id] = node.then(left, self.ended)
-        for (_, own), candidates in self._candidates.items():
-            if where.node_id in candidates:
-                candidates[where.node_id] = node.candidates(own, self._within)
-        self._changed.append(where.node_id)
+        left, may_end = self._nodes[where.node_id]
+        rest = placement.claimed_if_fits(_without(left, ended), asked, where)
+        assert rest is not None, "the placement was found on these free amounts"
+        self._nodes[where.node_id] = _Node(rest, [s for s in may_end if s.id not in self.ended])
+        self._candidates = {key: one for key, one in self._candidates.items() if key[0] != where.node_id}
+        for offers in self._offers.values():
+            offers.pop(where.node_id, None)
 
 
-class _Candidates:
-    """The free amounts of a node and the sessions on it that may end for a request, in the order in which they end.
+class _Gpu(NamedTuple):
+    """A GPU that takes sessions, and the most that is free on it after none, one, two... of its candidates have ended.
 
-    The lists hold the most that is free after none, one, two... of the sessions have ended.
+    ``clear`` are the ends that empty it, in units of PART; None if other sessions hold a share of it.
     """
 
-    __slots__ = ("_cpu_milli", "_devices", "_memory_mib", "left", "sessions")
+    free: DeviceFree
+    fgpu_milli: list[int]
+    memory_mib: list[int]
+    clear: int | None
 
-    def __init__(self, left: NodeFree, sessions: list[Session]) -> None:
-        self.left, self.sessions = left, sessions
-        self._cpu_milli = _sums(left.cpu_milli, [s.request.cpu_milli for s in sessions])
-        self._memory_mib = _sums(left.memory_mib, [s.request.memory_mib for s in sessions])
-        self._devices: _Devices | None = None
 
-    @property
-    def devices(self) -> _Devices:
-        """The node's GPUs, computed when needed: on many nodes of a full cluster the CPU is already too little."""
-        if self._devices is None:
-            self._devices = _Devices(self.left, self.sessions)
-        return self._devices
+@dataclass(frozen=True)
+class _Candidates:
+    """The free amounts of a node and the sessions on it that may end for a request, in the order in which they end."""
 
-    def offer(self, asked: RequestShape) -> _Offer | None:
-        """Return the best that the node could offer; None if the end of all sessions is not enough."""
-        least = max(
-            bisect_left(self._cpu_milli, asked.cpu_milli), bisect_left(self._memory_mib, asked.memory_mib)
+    left: NodeFree
+    sessions: Sequence[Session]
+
+    @cached_property
+    def _machine(self) -> tuple[list[int], list[int]]:
+        """The most CPU and memory that is free after none, one, two... of the sessions have ended."""
+        return (
+            _sums(self.left.cpu_milli, [s.request.cpu_milli for s in self.sessions]),
+            _sums(self.left.memory_mib, [s.request.memory_mib for s in self.sessions]),
         )
-        of_devices = self.devices.least(asked) if least <= len(self.sessions) else None
-        if of_devices is None:
-            return None
-        least = max(least, of_devices)
-        return least, [_order(session) for session in self.sessions[:least]], self.left.node.id
 
-
-class _Devices:
-    """The GPUs of a node that take sessions, and what the candidates hold of them."""
-
-    __slots__ = ("_capacities", "_clear", "_devices", "_fgpu_milli", "_models", "_taken")
-
-    def __init__(self, left: NodeFree, sessions: Iterable[Session]) -> None:
-        #: By device, the fGPU x 1000 and memory in MiB that each candidate holds.
-        self._taken: dict[str, list[tuple[int, int]]] = {}
-        parts: dict[str, int] = {}
-        for session in sessions:
+    @cached_property
+    def _gpus(self) -> list[_Gpu]:
+        """Computed when needed: on many nodes of a full cluster the CPU is already too little."""
+        taken: dict[str, list[tuple[int, int, int]]] = {}
+        for session in self.sessions:
             shares = session.placement.shares if session.placement else ()
             for share in shares:
-                uuid = share.device_uuid
-                self._taken.setdefault(uuid, []).append((share.fgpu_milli, share.memory_mib))
-                parts[uuid] = parts.get(uuid, 0) + PART // len(shares)
-        ready = left.node.state is NodeState.READY
-        self._devices = [d for d in left.devices if ready and not d.device.cordoned]
-        self._models = {d.device.model for d in self._devices}
-        self._capacities = sorted({d.device.capacity_milli for d in self._devices})
-        self._fgpu_milli = self._most([d.fgpu_milli for d in self._devices], 0)
-        clear = [
-            parts.get(d.device.uuid, 0)
-            for d in self._devices
-            if d.shares + len(self._taken.get(d.device.uuid, ())) == d.device.max_shares
-        ]
-        #: The ends, in units of PART, that empty none, one, two... devices.
-        self._clear = list(accumulate(sorted(clear), initial=0))
+                part = share.fgpu_milli, share.memory_mib, PART // len(shares)
+                taken.setdefault(share.device_uuid, []).append(part)
+        found = []
+        for free in self.left.devices if self.left.node.state is NodeState.READY else ():
+            own = taken.get(free.device.uuid, [])
+            if not free.device.cordoned:
+                fgpu_milli = _sums(free.fgpu_milli, [part[0] for part in own])
+                memory_mib = _sums(free.memory_mib, [part[1] for part in own])
+                is_clear = free.shares + len(own) == free.device.max_shares
+                found.append(
+                    _Gpu(free, fgpu_milli, memory_mib, sum(part[2] for part in own) if is_clear else None)
+                )
+        return found
 
-    def _most(self, free: list[int], kind: int) -> list[int]:
-        """Return the most that any device has free after none, one, two... of its sessions have ended."""
-        found = [max(free, default=0)]
-        for device, own in zip(self._devices, free, strict=True):
-            taken = self._taken.get(device.device.uuid)
-            if taken is not None:
-                for number, amount in enumerate(_sums(own, [one[kind] for one in taken])):
-                    if number == len(found):
-                        found.append(found[-1])
-                    found[number] = max(found[number], amount)
-        # More ends never leave less, even if the device with the most has fewer sessions.
-        return list(accumulate(found, max))
+    @cached_property
+    def _capacities(self) -> tuple[int, int]:
+        """The smallest and the largest capacity of the GPUs."""
+        found = [gpu.free.device.capacity_milli for gpu in self._gpus] or [1]
+        return min(found), max(found)
 
     def least(self, asked: RequestShape) -> int | None:
-        """Return a lower bound of the ends that a request needs; None if all ends are not enough."""
+        """Return a lower bound of the ends that a request needs; None if the end of all sessions is not enough."""
+        cpu_milli, memory_mib = self._machine
+        least = max(bisect_left(cpu_milli, asked.cpu_milli), bisect_left(memory_mib, asked.memory_mib))
+        of_gpus = self._least_of_gpus(asked) if least <= len(self.sessions) else None
+        return None if of_gpus is None else max(least, of_gpus)
+
+    def _least_of_gpus(self, asked: RequestShape) -> int | None:
         if asked.fgpu_milli == 0 and not is_explicit(asked):
             return 0
-        if not self._capacities or (asked.gpu_models and self._models.isdisjoint(asked.gpu_models)):
-            return None
-        if asked.fgpu_milli > self._capacities[-1]:
-            devices = -(-asked.fgpu_milli // self._capacities[-1])
-            return -(-self._clear[devices] // PART) if devices < len(self._clear) else None
+        gpus = self._gpus
+        if asked.gpu_models:
+            gpus = [gpu for gpu in gpus if accepts_model(asked, gpu.free.device.model)]
+        smallest, largest = self._capacities
+        needed = -(-asked.fgpu_milli // largest)
+        if needed > 1:
+            clear = sorted(gpu.clear for gpu in gpus if gpu.clear is not None)[:needed]
+            return -(-sum(clear) // PART) if len(clear) == needed else None
         if is_explicit(asked):
-            sums = self._most([d.memory_mib for d in self._devices], 1)
-            wanted = asked.gpu_memory_mib or 0
+            wanted, amounts = asked.gpu_memory_mib or 0, [gpu.memory_mib for gpu in gpus]
         else:
-            sums, wanted = self._fgpu_milli, min(asked.fgpu_milli, self._capacities[0])
-        found = bisect_left(sums, wanted)
-        return found if found < len(sums) else None
+            wanted, amounts = min(asked.fgpu_milli, smallest), [gpu.fgpu_milli for gpu in gpus]
+        return min([bisect_left(sums, wanted) for sums in amounts if sums[-1] >= wanted], default=None)
 
     def may_fit(self, asked: Request, ended: Iterable[Session]) -> bool:
-        """Return whether enough devices have enough free fGPU after these ends."""
-        if asked.fgpu_milli == 0:
-            return True
+        """Return whether enough GPUs have enough free fGPU after these ends."""
         gives: dict[str, int] = {}
         for session in ended:
             for share in session.placement.shares if session.placement else ():
                 gives[share.device_uuid] = gives.get(share.device_uuid, 0) + share.fgpu_milli
-        enough = 0
-        for device in self._devices:
-            free_milli = device.fgpu_milli + gives.get(device.device.uuid, 0)
-            enough += free_milli >= min(asked.fgpu_milli, device.device.capacity_milli)
-        return enough >= -(-asked.fgpu_milli // self._capacities[-1])
+        return placement.may_fit(self.left, asked, gives)
 
 
 def _sums(free: int, gives: list[int]) -> list[int]:
@@ -364,7 +328,7 @@ def _fewest(asked: Request, candidates: _Candidates, least: int) -> list[Session
         if number < least:
             continue
         for some in combinations(sessions, number):
-            if candidates.devices.may_fit(asked, some) and _starts(asked, node, some):
+            if candidates.may_fit(asked, some) and _starts(asked, node, some):
                 return list(some)
     if not _starts(asked, node, sessions):
         return None
@@ -396,8 +360,7 @@ def _device_after_device(asked: Request, node: NodeFree, sessions: Sequence[Sess
 
 
 def _size(session: Session) -> tuple[int, ...]:
-    shares = session.placement.shares if session.placement else ()
-    return (sum(share.fgpu_milli for share in shares), session.started_at_s or 0, session.id)
+    return (taken_milli(session), session.started_at_s or 0, session.id)
 
 
 def _fits(asked: Request, node: NodeFree, ended: Iterable[Session]) -> Placement | None:
@@ -406,7 +369,7 @@ def _fits(asked: Request, node: NodeFree, ended: Iterable[Session]) -> Placement
 
 
 def _starts(asked: Request, node: NodeFree, ended: Iterable[Session]) -> bool:
-    return next(placement.placements(_without(node, ended), asked), None) is not None
+    return placement.fits_on(_without(node, ended), asked)
 
 
 def _without(node: NodeFree, ended: Iterable[Session]) -> NodeFree:

@@ -30,11 +30,10 @@ class Ledger:
         self._snapshot = snapshot
         self._quotas = snapshot.quotas
         self._counting = _Counting(snapshot.quotas)
-        self._nodes = snapshot.nodes
         self._tallies: dict[tuple[int, str], _Tally] = {}
-        self._counts: dict[tuple[str, str, tuple[str, ...], str], tuple[_Count, ...]] = {}
+        #: The users whose sessions are in the tallies of quotas of one user; None for the tallies of all other quotas.
+        self._counted: set[str | None] = set()
         self._least: dict[RequestShape, int] = {}
-        self._shared_counted = False
 
     def allows(self, session: Session, where: Placement | None = None) -> bool:
         """Return whether all quotas let the session start now."""
@@ -46,17 +45,15 @@ class Ledger:
         It counts the fGPU of the shares in ``where`` or, without them, the least that the request could be worth.
         """
         counts = self._of(session.request)
-        if not counts:
-            return None
-        more = self.milli(session, where)
-        for one in counts:
-            most = one.quota.max_fgpu_milli
-            if most is not None and more > 0 and one.tally.fgpu_milli + more > most:
-                return one.quota
-            most = one.quota.max_sessions
+        more = self.milli(session, where) if counts else 0
+        for quota, _, tally in counts:
+            most = quota.max_fgpu_milli
+            if most is not None and more > 0 and tally.fgpu_milli + more > most:
+                return quota
+            most = quota.max_sessions
             # A session that returns to its GPU is counted as a session already.
-            if most is not None and session.placement is None and one.tally.sessions >= most:
-                return one.quota
+            if most is not None and session.placement is None and tally.sessions >= most:
+                return quota
         return None
 
     def take(self, session: Session, where: Placement | None = None) -> None:
@@ -67,20 +64,14 @@ class Ledger:
         """Stop counting a session that has ended: one of the snapshot, or one that was taken with the same arguments."""
         self._count(session, where, -1)
 
-    def room_milli(self, request: Request, *, in_all: bool = False) -> int | None:
-        """Return how much more fGPU x 1000 the quotas allow the user of a request; None without limit.
+    def left(self, request: Request, *, in_all: bool = False) -> QuotaRemaining:
+        """Return what the quotas still allow the user of a request, and which quotas allow the least.
 
         ``in_all``: only by quotas that count all resource groups together.
         """
-        left = self.left(request, in_all=in_all)
-        return 0 if left.sessions == 0 else left.fgpu_milli
-
-    def left(self, request: Request, *, in_all: bool = False) -> QuotaRemaining:
-        """Return what the quotas still allow the user of a request, and which quotas allow the least."""
         fgpu: list[tuple[int, int, Quota]] = []
         sessions: list[tuple[int, int, Quota]] = []
-        for at, one in enumerate(self._of(request)):
-            quota, tally = one.quota, one.tally
+        for at, (quota, _, tally) in enumerate(self._of(request)):
             if in_all and quota.resource_group is not None:
                 continue
             if quota.max_fgpu_milli is not None:
@@ -93,79 +84,74 @@ class Ledger:
 
     def guarantees_left(self, request: Request) -> Iterator[tuple[str, int]]:
         """Yield each account of a request with a guarantee, and the fGPU x 1000 of it that is not used."""
-        for one in self._of(request):
-            if one.quota.guaranteed_milli is not None:
-                yield one.name, one.quota.guaranteed_milli - one.tally.fgpu_milli
+        for quota, name, tally in self._of(request):
+            if quota.guaranteed_milli is not None:
+                yield name, quota.guaranteed_milli - tally.fgpu_milli
 
     def limit_s(self, request: Request) -> int | None:
         """Return how long a session may run by the quotas, in seconds, or None without limit."""
-        limits = [one.quota.max_lifetime_s for one in self._of(request)]
-        return min((limit for limit in limits if limit is not None), default=None)
+        return least_limit([quota.max_lifetime_s for _, quota, _ in self._counting.of(request)])
 
     def _count(self, session: Session, where: Placement | None, sign: int) -> None:
         counts = self._of(session.request)
-        if counts:
-            milli = self.milli(session, where)
-            for one in counts:
-                one.tally.add(sign * milli, sign)
+        milli = self.milli(session, where) if counts else 0
+        for _, _, tally in counts:
+            tally.add(sign * milli, sign)
 
-    def _of(self, request: Request) -> tuple[_Count, ...]:
-        if not self._quotas:
-            return ()
-        who = request.resource_group, request.user, request.groups, request.account
-        found = self._counts.get(who)
-        if found is None:
-            found = self._counts[who] = tuple(
-                _Count(quota, counted, self._tally(at, quota, counted))
-                for at, quota, counted in self._counting.of(request)
-            )
+    def _of(self, request: Request) -> list[tuple[Quota, str, _Tally]]:
+        """Return the quotas that count a request, the names under which they do, and their usage."""
+        found = []
+        for at, quota, name in self._counting.of(request):
+            user = name if quota.scope is QuotaScope.USER else None
+            if user not in self._counted:
+                self._counted.add(user)
+                self._count_sessions(user)
+            found.append((quota, name, self._tallies.setdefault((at, name), _Tally())))
         return found
 
-    def _tally(self, at: int, quota: Quota, counted: str) -> _Tally:
-        if quota.scope is not QuotaScope.USER:
-            self._count_shared()
-            return self._tallies.setdefault((at, counted), _Tally())
-        found = self._tallies.get((at, counted))
-        if found is None:
-            found = self._tallies[at, counted] = _Tally()
-            for session in self._snapshot.index.of_user.get(counted, {}).values():
-                if session.state in HOLDING and counted_names(quota, session.request):
-                    found.add(self.milli(session, taken_placement(session)))
-        return found
-
-    def _count_shared(self) -> None:
-        """Count the sessions for all quotas of several users, in one pass."""
-        if self._shared_counted:
-            return
-        self._shared_counted = True
-        shared: dict[tuple[str, tuple[str, ...], str], list[_Tally]] = {}
-        for session in self._snapshot.sessions:
-            if session.state not in HOLDING:
-                continue
-            who = session.request.resource_group, session.request.groups, session.request.account
-            if who not in shared:
-                shared[who] = [
-                    self._tallies.setdefault((at, counted), _Tally())
-                    for at, quota, counted in self._counting.of(session.request)
-                    if quota.scope is not QuotaScope.USER
-                ]
-            for tally in shared[who]:
-                tally.add(self.milli(session, taken_placement(session)))
+    def _count_sessions(self, user: str | None) -> None:
+        """Count the snapshot's sessions of a user for the quotas of one user; all sessions for the others if None."""
+        index = self._snapshot.index
+        there = self._snapshot.sessions if user is None else index.of_user.get(user, {}).values()
+        for session in there:
+            if session.state in HOLDING:
+                milli = self.milli(session, taken_placement(session))
+                for at, quota, name in self._counting.of(session.request):
+                    if (quota.scope is QuotaScope.USER) is (user is not None):
+                        self._tallies.setdefault((at, name), _Tally()).add(milli)
 
     def milli(self, session: Session, where: Placement | None = None) -> int:
-        """Return the fGPU x 1000 that a session counts: of its shares, or the least that its request could be worth."""
-        placement = where or session.placement
-        if placement is not None:
-            return sum(share.fgpu_milli for share in placement.shares)
-        asked = session.request
-        if asked.on_demand:
+        """Return the fGPU x 1000 that a session counts: of its shares, or the least that its request could be worth.
+
+        A session on demand counts nothing when it is placed, because it starts parked.
+        """
+        placement, asked = where or session.placement, session.request
+        if asked.on_demand and session.placement is None:
             return 0
+        if placement is not None:
+            return placement.fgpu_milli
         if not is_explicit(asked):
             return asked.fgpu_milli
         own = shape(asked)
         if own not in self._least:
-            self._least[own] = least_milli(asked, self._nodes)
+            self._least[own] = least_milli(asked, self._snapshot.nodes)
         return self._least[own]
+
+
+def may_stop(session: Session, snapshot: Snapshot) -> bool:
+    """Return whether a quota could stop a waiting session, now or after all others that wait have started."""
+    if any(quota.guaranteed_milli is not None for quota in snapshot.quotas):
+        return True
+    ledger = Ledger(snapshot)
+    for other in snapshot.sessions:
+        if other.state in WAITING and other.id != session.id:
+            ledger.take(other)
+    return not ledger.allows(session)
+
+
+def least_limit(limits: Iterable[int | None]) -> int | None:
+    """Return the strictest of some limits, or None if none is set."""
+    return min([limit for limit in limits if limit is not None], default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +176,6 @@ class _Tally:
         self.sessions += sessions
 
 
-@dataclass(frozen=True, slots=True)
-class _Count:
-    quota: Quota
-    name: str
-    tally: _Tally
-
-
 def counted_names(quota: Quota, request: Request) -> tuple[str, ...]:
     """Return the names under which a quota counts the sessions of a request; none if it does not apply.
 
@@ -219,26 +198,25 @@ class _Counting:
     """Finds the quotas that count a request, among many that name a single user."""
 
     def __init__(self, quotas: Sequence[Quota]) -> None:
-        self._quotas = quotas
-        self._named: dict[tuple[QuotaScope, str], list[int]] = {}
+        self._named: dict[tuple[QuotaScope, str], list[tuple[int, Quota]]] = {}
         for at, quota in enumerate(quotas):
-            self._named.setdefault((quota.scope, quota.name), []).append(at)
+            self._named.setdefault((quota.scope, quota.name), []).append((at, quota))
+        self._found: dict[tuple[str, str, tuple[str, ...], str], list[tuple[int, Quota, str]]] = {}
 
-    def of(self, request: Request) -> Iterator[tuple[int, Quota, str]]:
-        """Yield each quota that counts a request, with its index and the name, in the quotas' order."""
-        wanted = {
-            (QuotaScope.ALL, ANY),
-            (QuotaScope.USER, ANY),
-            (QuotaScope.USER, request.user),
-            (QuotaScope.GROUP, ANY),
-            *((QuotaScope.GROUP, group) for group in request.groups),
-            (QuotaScope.ACCOUNT, ANY),
-            *((QuotaScope.ACCOUNT, name) for name in account_names(request.account)),
-        }
-        for at in sorted(at for named in wanted for at in self._named.get(named, ())):
-            quota = self._quotas[at]
-            for counted in counted_names(quota, request):
-                yield at, quota, counted
+    def of(self, request: Request) -> list[tuple[int, Quota, str]]:
+        """Return each quota that counts a request, with its index and the name, in the quotas' order."""
+        who = request.resource_group, request.user, request.groups, request.account
+        if who not in self._found:
+            names = {
+                QuotaScope.ALL: (),
+                QuotaScope.USER: (request.user,),
+                QuotaScope.GROUP: request.groups,
+                QuotaScope.ACCOUNT: account_names(request.account),
+            }
+            wanted = {(scope, name) for scope, own in names.items() for name in (ANY, *own)}
+            own = sorted((at, quota) for named in wanted for at, quota in self._named.get(named, ()))
+            self._found[who] = [(at, q, name) for at, q in own for name in counted_names(q, request)]
+        return self._found[who]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +240,10 @@ def usage_of_quotas(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[
         holds = session.state in HOLDING and session.placement is not None
         if not holds and session.state not in WAITING:
             continue
-        shares = session.placement.shares if session.placement and holds_shares(session) else ()
+        held_milli = session.placement.fgpu_milli if session.placement and holds_shares(session) else 0
         for at, _, name in counting.of(session.request):
             tally = found[at].setdefault(name, [0, 0, 0])
-            tally[0] += sum(share.fgpu_milli for share in shares)
+            tally[0] += held_milli
             tally[1 if holds else 2] += 1
     counts = ([QuotaUsage(name, *tally) for name, tally in one.items()] for one in found)
     return tuple(

@@ -19,7 +19,7 @@ from fgpu_scheduler.core.lifecycle import UP, moved, wants_shares
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Plan, with_returns
 from fgpu_scheduler.core.preemption import victims
-from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.quota import Ledger, least_limit
 from fgpu_scheduler.errors import StaleVersion
 
 #: The warning of a time limit comes this much before the grace period begins, because sessions are checked periodically.
@@ -27,6 +27,10 @@ WARNED_AHEAD_S = 60
 
 #: The causes of warnings; of two for the same instant the owner sees the first.
 CAUSES = (EndCause.TIME_LIMIT, EndCause.IDLE, EndCause.PREEMPTED)
+
+
+#: ``kept_until_s`` of a session that is never parked, as its owner asked.
+FOR_GOOD_S = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ class Rules:
 
     A session is parked when its GPU has been idle for ``park_after_s``: with ``park_always`` at once, else while another
     session could use its share. Then ``idle_after_s`` has no effect; a session that was parked for ``parked_for_s``
-    without wanting its shares back is ended as an idle one, after a warning.
+    without wanting its shares back is ended as an idle one, after a warning. With ``park_opt_out`` its owner may have
+    it never parked.
     """
 
     grace_s: int = 600
@@ -50,6 +55,7 @@ class Rules:
     requeue: bool = True
     park_after_s: int | None = None
     park_always: bool = False
+    park_opt_out: bool = False
     parked_for_s: int | None = None
 
     @property
@@ -114,7 +120,8 @@ def reclaims(
     ledger = Ledger(snapshot)
     running = [s for s in snapshot.sessions if s.state in UP]
     due = {s.id: _due(s, rules.of(s.request.resource_group), ledger, snapshot.now_s) for s in running}
-    preempting = [name for name in _groups(snapshot) if rules.of(name).preempt]
+    groups = sorted({session.request.resource_group for session in snapshot.sessions})
+    preempting = [name for name in groups if rules.of(name).preempt]
     if preempting:
         otherwise = [s.id for s in running if due[s.id] is not None]
         from_s = {s.id: preemptible_from_s(s, rules.of(s.request.resource_group)) for s in running}
@@ -142,10 +149,6 @@ def reclaims(
     return tuple(one for one in found if one is not None)
 
 
-def _groups(snapshot: Snapshot) -> list[str]:
-    return sorted({session.request.resource_group for session in snapshot.sessions})
-
-
 @dataclass(frozen=True, slots=True)
 class _Due:
     """Why a session should end, and from which instant on. ``limit_s`` is a lifetime, which may be short."""
@@ -167,8 +170,7 @@ def _due(session: Session, rules: Rules, ledger: Ledger, now_s: int) -> _Due | N
         due = _Due(EndCause.TIME_LIMIT, session.started_at_s + limit_s, limit_s)
         if now_s >= due.at_s - due.grace_s(rules) - WARNED_AHEAD_S:
             found.append(due)
-    kept = session.kept_until_s is not None and now_s < session.kept_until_s
-    if not kept and _is_idle(session, rules, now_s):
+    if not is_kept(session, rules, now_s) and _is_idle(session, rules, now_s):
         found.append(_Due(EndCause.IDLE, now_s, None))
     earliest = [(max(due.at_s, now_s + due.grace_s(rules)), CAUSES.index(due.cause), due) for due in found]
     standing = [due for due in found if due.cause is session.ends_cause]
@@ -177,6 +179,13 @@ def _due(session: Session, rules: Rules, ledger: Ledger, now_s: int) -> _Due | N
         earliest = [one for one in earliest if one[2] is not standing[0]]
         earliest.append((session.ends_at_s, CAUSES.index(standing[0].cause), standing[0]))
     return min(earliest, key=lambda one: one[:2])[2] if earliest else None
+
+
+def is_kept(session: Session, rules: Rules, now_s: int) -> bool:
+    """Return whether a session is neither ended for idleness nor parked now, as its owner asked."""
+    if session.kept_until_s == FOR_GOOD_S:
+        return rules.park_opt_out and session.state is SessionState.RUNNING
+    return session.kept_until_s is not None and now_s < session.kept_until_s
 
 
 def _is_idle(session: Session, rules: Rules, now_s: int) -> bool:
@@ -189,8 +198,7 @@ def _is_idle(session: Session, rules: Rules, now_s: int) -> bool:
 
 def lifetime_s(session: Session, rules: Rules, ledger: Ledger) -> int | None:
     """Return how long a session may run: the shortest of its own limit, the rules' and its quotas', or None."""
-    limits = session.time_limit_s, rules.max_lifetime_s, ledger.limit_s(session.request)
-    return min((limit for limit in limits if limit is not None), default=None)
+    return least_limit((session.time_limit_s, rules.max_lifetime_s, ledger.limit_s(session.request)))
 
 
 def preemptible_from_s(session: Session, rules: Rules) -> int:
@@ -271,15 +279,22 @@ def requeued(session: Session, *, now_s: int) -> Session:
         place_of=session.place,
         asked_priority=session.asked_priority,
         queued_at_s=now_s,
+        kept_until_s=FOR_GOOD_S if session.kept_until_s == FOR_GOOD_S else None,
     )
 
 
-def kept_while_idle(session: Session, until_s: int) -> Session:
-    """Return the session that its owner keeps although it is idle. A later instant from before stays."""
-    idle = session.ends_cause is EndCause.IDLE
+def kept_while_idle(session: Session, until_s: int | None, *, now_s: int) -> Session:
+    """Return the session that its owner keeps although it is idle, or keeps until now. A later instant stays."""
+    idle = session.ends_cause is EndCause.IDLE and until_s is not None
+    # One that is about to be ended for idleness is not kept for good: the rules allow it no longer, or it is parked.
+    before_s = None if idle and session.kept_until_s == FOR_GOOD_S else session.kept_until_s
+    if until_s is None:
+        kept_until_s = None if before_s is None else min(before_s, now_s)
+    else:
+        kept_until_s = max(until_s, before_s or until_s)
     return replace(
         session,
-        kept_until_s=max(until_s, session.kept_until_s or until_s),
+        kept_until_s=kept_until_s,
         ends_at_s=None if idle else session.ends_at_s,
         ends_cause=None if idle else session.ends_cause,
     )

@@ -42,7 +42,7 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessGone:
     """A running session's process is gone: move it to TERMINATING. Its share is freed by a later `Finish`."""
 
     session_id: int
@@ -66,7 +66,7 @@ class Stop:
     observed: Observed
 
 
-Healing = Remove | Ended | Finish | Stop
+Healing = Remove | ProcessGone | Finish | Stop
 
 
 def reconcile(
@@ -116,13 +116,13 @@ def reconcile(
     return tuple(healings)
 
 
-def _ended(session: Session, current: Sequence[Observed]) -> Ended:
+def _ended(session: Session, current: Sequence[Observed]) -> ProcessGone:
     if current:
         last = current[-1]
         message = last.message or "the session's process ended"
-        return Ended(session.id, session.attempt, last.end_cause, message)
+        return ProcessGone(session.id, session.attempt, last.end_cause, message)
     message = "the session's container or process was removed outside JupyterHub"
-    return Ended(session.id, session.attempt, EndCause.EXITED, message)
+    return ProcessGone(session.id, session.attempt, EndCause.EXITED, message)
 
 
 def orphan_reason(thing: Observed, session: Session | None) -> str | None:

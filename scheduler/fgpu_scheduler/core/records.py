@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fgpu_scheduler.core.model import Session, SessionState, Size
@@ -22,11 +22,11 @@ class Event:
     - "warned": the cause for which the session may be ended at once, or None when that is over;
     - "ends": the cause of the announced end, or None when it was withdrawn;
     - "idle": IDLE since the session is idle, or None when it is used again;
-    - "kept": IDLE, when the owner keeps it although it is idle;
+    - "kept": IDLE, when the owner keeps it although it is idle, or None when that is over;
     - "extended": TIME_LIMIT, when the owner has extended its time limit;
     - "resized": the amounts before and after;
     - "renamed": None, when it has got another name;
-    - "park": None, when a person asks to have it parked;
+    - "park": None, when a person asks to have it parked, and REFUSED, when it could not be parked;
     - "wanted": WANTED when a parked session wants its shares back, or None when it no longer does;
     - "answered": the result of a request to resize it, DONE or REFUSED;
     - "priority": the priorities before and after a change by an administrator;
@@ -94,17 +94,9 @@ class HeldShares:
 
     def held(self, until_s: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield each period with one amount: begin, end, thousandths of an fGPU, and millionths of a GPU."""
-        return held_between(self.scheduled_at_s, until_s, self.sizes, self.fgpu_milli, self.gpu_millionths)
-
-
-def held_between(
-    since_s: int, until_s: int, sizes: Iterable[Size], fgpu_milli: int, gpu_millionths: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the periods in which a session held one amount each, the present one last; see `HeldShares.held`."""
-    for size in sizes:
-        to_s = min(size.until_s, until_s)
-        if to_s > since_s:
-            yield since_s, to_s, size.fgpu_milli, size.gpu_millionths
-            since_s = to_s
-    if until_s > since_s:
-        yield since_s, until_s, fgpu_milli, gpu_millionths
+        since_s = self.scheduled_at_s
+        for size in (*self.sizes, Size(until_s, self.fgpu_milli, self.gpu_millionths, 0, 0)):
+            to_s = min(size.until_s, until_s)
+            if to_s > since_s:
+                yield since_s, to_s, size.fgpu_milli, size.gpu_millionths
+                since_s = to_s

@@ -26,7 +26,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     Usage,
 )
-from fgpu_scheduler.core.planner import Policy, ReserveDecision, StartDecision, plan
+from fgpu_scheduler.core.planner import Policy, committed, plan
 from fgpu_scheduler.core.quota import Ledger, over_pending
 from fgpu_scheduler.core.request_counts import count_requests, counted_ids
 from fgpu_scheduler.core.run_lengths import PastRuns
@@ -210,36 +210,20 @@ class _Replay:
         )
         if self._seen is not None:
             self._seen(snapshot)
-        for decision in plan(snapshot, self._policy).decisions:
-            session = self._live[decision.session_id]
-            if isinstance(decision, StartDecision):
-                self._starts(session, decision.placement, now_s)
-                continue
-            promised_at_s = session.promised_at_s
-            if isinstance(decision, ReserveDecision) and promised_at_s is None:
-                promised_at_s = decision.starts_at_s
-            if (session.wait_reason, session.promised_at_s) != (decision.reason, promised_at_s):
-                self._live[session.id] = replace(
-                    session, wait_reason=decision.reason, promised_at_s=promised_at_s
-                )
+        for _, session in committed(plan(snapshot, self._policy), snapshot, now_s=now_s):
+            self._live[session.id] = session
+            if session.placement is not None:
+                self._starts(session, session.placement, now_s)
 
     def _starts(self, session: Session, where: Placement, now_s: int) -> None:
         job = self._job(session.id)
-        self._live[session.id] = replace(
-            session,
-            state=SessionState.RUNNING,
-            attempt=1,
-            placement=where,
-            wait_reason=None,
-            scheduled_at_s=now_s,
-            started_at_s=now_s,
-        )
+        running = replace(session, state=SessionState.RUNNING, attempt=1, started_at_s=now_s)
+        self._live[session.id] = running
         self._waiting -= 1
         limit_s = self._lifetimes.limit_s(job.request)
         ends_at_s = now_s + (job.length_s if limit_s is None else min(job.length_s, limit_s))
         heappush(self._due, (ends_at_s, _END, session.id))
-        taken_milli = sum(share.fgpu_milli for share in where.shares)
-        self._outcomes[session.id] = Outcome(job, now_s, ends_at_s, taken_milli)
+        self._outcomes[session.id] = Outcome(job, now_s, ends_at_s, where.fgpu_milli)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import fields
-from operator import attrgetter
 from typing import Any
 
 from fgpu_scheduler.core.model import Request, RequestCount
+from fgpu_scheduler.core.shares import shape
 
 #: How many of the newest requests are counted, over all resource groups.
 NEWEST = 2000
 #: The counts are renewed after this many requests: scores are computed from them, which takes a while.
 EVERY = 100
-
-#: The fields of a `RequestCount` without its count.
-AMOUNTS = tuple(field.name for field in fields(RequestCount) if field.name != "count")
-
-_amounts_of = attrgetter(*AMOUNTS)
 
 
 def counted_ids(newest_id: int) -> range:
@@ -32,11 +26,11 @@ def counted_ids(newest_id: int) -> range:
 
 def count_requests(requests: Iterable[Request]) -> tuple[RequestCount, ...]:
     """Return the counts of these requests, whatever their order."""
-    counts = Counter(map(_amounts_of, requests))
+    counts = Counter(map(shape, requests))
     return in_order((*amounts, count) for amounts, count in counts.items())
 
 
 def in_order(counts: Iterable[Iterable[Any]]) -> tuple[RequestCount, ...]:
     """Return counts in the order of a snapshot: by resource group, then by amounts, None first."""
     found = [RequestCount(*count) for count in counts]
-    return tuple(sorted(found, key=lambda one: [(value is not None, value) for value in _amounts_of(one)]))
+    return tuple(sorted(found, key=lambda one: [(value is not None, value) for value in shape(one)]))

@@ -167,15 +167,12 @@ class _World:
 
     def _fitting(self, requests: Iterable[Request], group: str, most: int | None = None) -> list[Request]:
         """Return the first requests of this resource group that fit ``count`` times beside each other."""
-        factory = self._policy.of(group).placing
-        with self._cache.free_capacity(self._snapshot, group, factory) as capacity:
+        with self._cache.free_capacity(self._snapshot, group) as capacity:
             return list(islice((asked for asked in requests if self._is_free(asked, capacity)), most))
 
     def _is_free(self, asked: Request, capacity: FreeCapacity) -> bool:
-        if not capacity.may_fit(asked) or not capacity.placer.fits(asked):
-            return False
         if self._count == 1:
-            return True
+            return capacity.placer.fits(asked)
         placer = capacity.placer.copy()
         return all(placer.place(asked) is not None for _ in range(self._count))
 

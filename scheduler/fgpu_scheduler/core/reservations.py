@@ -10,10 +10,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush, heapreplace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -26,8 +26,18 @@ from fgpu_scheduler.core.model import (
     Session,
     SessionState,
     Share,
+    WaitReason,
 )
-from fgpu_scheduler.core.placement import DeviceFree, NodeFree, Score, claimed, place, released
+from fgpu_scheduler.core.placement import (
+    DeviceFree,
+    NodeFree,
+    Score,
+    claimed,
+    fits_on,
+    may_fit,
+    place,
+    released,
+)
 from fgpu_scheduler.core.shares import (
     RequestShape,
     accepts_model,
@@ -50,35 +60,41 @@ SURE_ENDS = (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
 
 #: Later than every real instant.
 NEVER_S = 1 << 62
-_FREE_AT = itemgetter(0)
+#: Sorts releases.
+FREE_AT = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The place that is reserved for a session. Instants are in UTC seconds.
+    """Capacity that is kept for a session from one instant until another, in UTC seconds.
 
-    ``starts_at_s`` is the latest start, or None where it is not known. ``remaining`` is the free capacity of the node at
-    that instant, less the reserved shares: below zero where other sessions still hold what is reserved. Until
-    ``lent_until_s`` other sessions may use the place; None stands for ``starts_at_s``.
+    Other sessions may use the shares of ``placement`` before ``from_s``. The session starts by ``until_s``; None: that
+    is not known. ``remaining`` is the free capacity of the node at the start, less these shares: below zero where other
+    sessions still hold what is reserved.
     """
 
     session_id: int
     placement: Placement
-    starts_at_s: int | None
-    remaining: NodeFree
-    lent_until_s: int | None = None
+    from_s: int
+    until_s: int | None
+    remaining: NodeFree | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def reason(self) -> WaitReason:
+        """Why the session waits."""
+        return WaitReason.RESERVED
 
     def ends_before(self, free_at_s: int | None) -> bool:
         """Return whether shares that are free again at that instant do not delay the reserved start."""
-        until_s = self.starts_at_s if self.lent_until_s is None else self.lent_until_s
-        return until_s is not None and free_at_s is not None and free_at_s <= until_s
+        return free_at_s is not None and free_at_s <= self.from_s
 
     def delayed_to(self, promised_at_s: int | None) -> Reservation:
         """Return the reservation with a later promised start; other sessions may use part of the time until then."""
-        if self.starts_at_s is None or promised_at_s is None or promised_at_s <= self.starts_at_s:
+        if self.until_s is None or promised_at_s is None or promised_at_s <= self.until_s:
             return self
-        lent_until_s = self.starts_at_s + (promised_at_s - self.starts_at_s) // LENT
-        return replace(self, starts_at_s=promised_at_s, lent_until_s=lent_until_s)
+        return replace(
+            self, from_s=self.from_s + (promised_at_s - self.from_s) // LENT, until_s=promised_at_s
+        )
 
 
 def free_at_s(session: Session, now_s: int, *, limit_s: int | None) -> int | None:
@@ -101,8 +117,8 @@ def free_at_s(session: Session, now_s: int, *, limit_s: int | None) -> int | Non
     return max(end_s, now_s) + ENDING_S
 
 
-def least_missing_place(session: Session, nodes: Mapping[str, NodeFree]) -> Reservation | None:
-    """Reserve the place that lacks least, without a known start; None if no node could ever hold the request."""
+def least_missing_place(session: Session, nodes: Mapping[str, NodeFree], now_s: int) -> Reservation | None:
+    """Reserve the place that lacks least, from now on, without a known start; None if no node could ever hold it."""
     request = session.request
     found: tuple[tuple[int, int, str, tuple[str, ...]], Placement, NodeFree] | None = None
     for node_id, node in nodes.items():
@@ -117,7 +133,7 @@ def least_missing_place(session: Session, nodes: Mapping[str, NodeFree]) -> Rese
                 key = lack, preference, node_id, tuple(share.device_uuid for share in shares)
                 if found is None or key < found[0]:
                     found = key, placement, remaining
-    return None if found is None else Reservation(session.id, found[1], None, found[2])
+    return None if found is None else Reservation(session.id, found[1], now_s, None, found[2])
 
 
 def _places(left: NodeFree, request: Request) -> Iterator[tuple[Share, ...]]:
@@ -205,7 +221,11 @@ class Release(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """When and where a request fits on a node; the best sorts first. ``place`` None: it does not fit before ``at_s``."""
+    """When and where a request fits on a node; the best sorts first.
+
+    ``place`` is the request with one GPU model, and the free capacity of the node then; None: it does not fit before
+    ``at_s``.
+    """
 
     at_s: int
     preference: int
@@ -213,34 +233,35 @@ class _Fit(NamedTuple):
     #: The number of changes of the node when this was computed.
     change: int
     computed_at_s: int
-    place: tuple[Placement, NodeFree] | None = None
+    place: tuple[Request, NodeFree] | None = None
 
 
 class ReleaseSchedule:
     """The known ends on the nodes of one resource group.
 
-    For the last request shape it keeps the result of each node until a session starts or ends there.
+    For each request shape it keeps the result of each node until a session starts or ends there.
     """
 
-    def __init__(self, in_snapshot: Callable[[str], Iterable[Release]]) -> None:
-        """``in_snapshot`` returns the known ends on a node, by its id, of the sessions that the snapshot has there."""
+    def __init__(self, in_snapshot: Callable[[str], Sequence[Release]]) -> None:
+        """``in_snapshot`` returns the known ends of the snapshot's sessions on a node, by its id, the next one first."""
         self._in_snapshot = in_snapshot
         #: By node id, the known ends of the sessions that have started since.
         self._started: dict[str, tuple[Release, ...]] = {}
         #: The ids of the sessions that have ended since.
         self._ended: dict[int, None] = {}
+        #: By node id, the known ends where sessions have started or ended since, the next one first.
+        self._known: dict[str, list[Release]] = {}
         #: By node id, how often a session has started or ended there.
         self._changes: dict[str, int] = {}
-        #: The shape of the requests that ``_fits`` is for.
-        self._shape: RequestShape | None = None
-        #: A heap; entries of nodes that have changed since are stale.
-        self._fits: list[_Fit] = []
+        #: For each request shape a heap; entries of nodes that have changed since are stale.
+        self._fits: dict[RequestShape, list[_Fit]] = {}
 
     def copy(self) -> ReleaseSchedule:
         """Return an independent copy."""
         other = copy(self)
         other._started, other._ended = dict(self._started), dict(self._ended)
-        other._changes, other._fits = dict(self._changes), list(self._fits)
+        other._known, other._changes = dict(self._known), dict(self._changes)
+        other._fits = {asked: list(fits) for asked, fits in self._fits.items()}
         return other
 
     def start(self, session: Session, where: Placement, free_at_s: int | None) -> None:
@@ -257,7 +278,9 @@ class ReleaseSchedule:
 
     def _changed(self, node_id: str) -> None:
         change = self._changes[node_id] = self._changes.get(node_id, 0) + 1
-        heappush(self._fits, _Fit(0, 0, node_id, change, 0))
+        for fits in self._fits.values():
+            heappush(fits, _Fit(0, 0, node_id, change, 0))
+        self._known.pop(node_id, None)
 
     def soonest(
         self, session: Session, nodes: Mapping[str, NodeFree], *, now_s: int, score: Score
@@ -266,11 +289,11 @@ class ReleaseSchedule:
 
         ``nodes`` are the free capacities of the nodes of its resource group, by id.
         """
-        request, fits, changes = session.request, self._fits, self._changes
-        if shape(request) != self._shape:
-            self._shape = shape(request)
-            ends = ((min((r.free_at_s for r in self._on_node(i)), default=NEVER_S), i) for i in nodes)
-            fits[:] = [_Fit(at_s, 0, i, changes.get(i, 0), 0) for at_s, i in ends if at_s < NEVER_S]
+        request, changes = session.request, self._changes
+        fits = self._fits.get(shape(request))
+        if fits is None:
+            ends = ((known[0].free_at_s, i) for i in nodes if (known := self._on_node(i)))
+            fits = self._fits[shape(request)] = [_Fit(at_s, 0, i, changes.get(i, 0), 0) for at_s, i in ends]
             heapify(fits)
         # An end that is overdue is still to come.
         least_s, until_s = now_s + ENDING_S, NEVER_S
@@ -285,51 +308,52 @@ class ReleaseSchedule:
             if best.change != changes.get(node_id, 0) or node_id not in nodes:
                 heappop(fits)
             elif best.place is not None and is_known(best):
-                return Reservation(session.id, best.place[0], best.at_s, best.place[1])
+                one, left = best.place
+                found = place(one, (left,), score=score)
+                assert found is not None
+                return Reservation(session.id, found[0], best.at_s, best.at_s, found[1][0])
+            elif best.at_s < least_s:
+                heapreplace(fits, _Fit(least_s, 0, node_id, best.change, 0))
             else:
                 heappop(fits)
                 if fits and fits[0].place and is_known(fits[0]):
                     until_s = min(until_s, fits[0].at_s)
-                fit = self._first_fit(request, nodes[node_id], now_s, max(until_s, least_s), score)
+                fit = self._first_fit(request, nodes[node_id], now_s, max(until_s, least_s))
                 if fit is not None:
                     heappush(fits, fit)
                     if fit.place:
                         until_s = min(until_s, fit.at_s)
         return None
 
-    def _first_fit(
-        self, request: Request, left: NodeFree, now_s: int, until_s: int, score: Score
-    ) -> _Fit | None:
+    def _first_fit(self, request: Request, left: NodeFree, now_s: int, until_s: int) -> _Fit | None:
         """Return when a request first fits on a node, if that is not after ``until_s``; None if it never does."""
         node_id, least_s = left.node.id, now_s + ENDING_S
         change = self._changes.get(node_id, 0)
-        releases = sorted(self._on_node(node_id), key=_FREE_AT)
+        before, releases = left, self._on_node(node_id)
+        ended, gives = list[Release](), dict[str, int]()
         for number, release in enumerate(releases):
             at_s = max(release.free_at_s, least_s)
             if at_s > until_s:
                 return _Fit(at_s, 0, node_id, change, now_s)
-            left = released(left, release.session.request, release.placement)
+            ended.append(release)
+            for share in release.placement.shares:
+                gives[share.device_uuid] = gives.get(share.device_uuid, 0) + share.fgpu_milli
             more = number + 1 < len(releases) and max(releases[number + 1].free_at_s, least_s) == at_s
-            if more or not may_hold(left, request):
+            if more or not may_fit(before, request, gives):
                 continue
+            for one_end in ended:
+                left = released(left, one_end.session.request, one_end.placement)
+            ended.clear()
             for preference, one in enumerate(per_preferred_model(request)):
-                found = place(one, (left,), score=score)
-                if found is not None:
-                    return _Fit(at_s, preference, node_id, change, now_s, (found[0], found[1][0]))
+                if fits_on(left, one):
+                    return _Fit(at_s, preference, node_id, change, now_s, (one, left))
         return None
 
-    def _on_node(self, node_id: str) -> list[Release]:
-        there = (*self._in_snapshot(node_id), *self._started.get(node_id, ()))
-        return [release for release in there if release.session.id not in self._ended]
-
-
-def may_hold(left: NodeFree, request: Request) -> bool:
-    """Return whether a node has enough CPU, memory and fGPU; whether the request fits takes longer to find out."""
-    if left.cpu_milli < request.cpu_milli or left.memory_mib < request.memory_mib:
-        return False
-    wanted, available = request.fgpu_milli, 0
-    for free in left.devices:
-        capacity = free.device.capacity_milli
-        if free.fgpu_milli >= min(wanted, capacity):
-            available += capacity
-    return available >= wanted
+    def _on_node(self, node_id: str) -> Sequence[Release]:
+        if node_id not in self._changes:
+            return self._in_snapshot(node_id)
+        if node_id not in self._known:
+            there = (*self._in_snapshot(node_id), *self._started.get(node_id, ()))
+            still = [release for release in there if release.session.id not in self._ended]
+            self._known[node_id] = sorted(still, key=FREE_AT)
+        return self._known[node_id]

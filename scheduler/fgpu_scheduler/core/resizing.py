@@ -21,7 +21,7 @@ from fgpu_scheduler.core.model import (
     Share,
     Snapshot,
 )
-from fgpu_scheduler.core.planner import ReserveDecision, StartDecision, WaitDecision, plan
+from fgpu_scheduler.core.planner import Reservation, WaitDecision, delays_start, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.shares import is_explicit, shares_of, size_until
@@ -107,7 +107,7 @@ def resized(world: Snapshot, session: Session, amount: Amount) -> Session | NotR
         placement=Placement(where.node_id, shares),
         sizes=with_size(session, size_until(world.now_s, shares=where.shares, devices=(device,))),
     )
-    if grows(had, share) and shrinks(had, share):
+    if grows(had, share) and grows(share, had):
         return NotResized.BOTH_WAYS
     if grows(had, share):
         return _not_grown(world, node, new, share.fgpu_milli - had.fgpu_milli) or new
@@ -139,11 +139,6 @@ def grows(had: Share, share: Share) -> bool:
     )
 
 
-def shrinks(had: Share, share: Share) -> bool:
-    """Return whether a share is less than another in anything."""
-    return grows(share, had)
-
-
 def available_to(world: Snapshot, session: Session) -> placement.DeviceFree | None:
     """Return the free amounts of a session's GPU without the session itself; None if the GPU is gone."""
     node, device = _where(world, session)
@@ -166,35 +161,18 @@ def harms_pending(world: Snapshot, session: Session, policy: Policy) -> bool:
     if policy.of(group).strict and any(isinstance(d, WaitDecision) for d in before.decisions):
         return True
     grown = own.with_sessions(session if s.id == session.id else s for s in own.sessions)
-    after = plan(grown, policy)
-    placed = {d.session_id for d in after.placed}
-    late = {d.session_id: d.starts_at_s for d in after.decisions if isinstance(d, ReserveDecision)}
-    return any(
-        _harmed(decision, placed, late, session)
-        for decision in before.decisions
-        if not isinstance(decision, WaitDecision)
-    )
-
-
-def _harmed(
-    decision: StartDecision | ReserveDecision, placed: set[int], late: dict[int, int | None], session: Session
-) -> bool:
-    if isinstance(decision, StartDecision):
-        return decision.session_id not in placed
-    if decision.starts_at_s is None:
-        # The start is not known, so no other session gets a part of the reserved place.
-        assert session.placement is not None
-        return any(share.device_uuid in decision.device_uuids for share in session.placement.shares)
-    if decision.session_id in placed:
-        return False
-    starts_at_s = late.get(decision.session_id)
-    return starts_at_s is None or starts_at_s > decision.starts_at_s
+    # Where a start is not known, no other session gets a part of the reserved place.
+    reserves = [d for d in before.decisions if isinstance(d, Reservation) and d.until_s is None]
+    reserved = {share.device_uuid for d in reserves for share in d.placement.shares}
+    if not reserved.isdisjoint(session.device_uuids):
+        return True
+    return delays_start(before, plan(grown, policy), own.now_s)
 
 
 def _where(world: Snapshot, session: Session) -> tuple[Node | None, Device | None]:
     where = session.placement
     node = next((n for n in world.nodes if where is not None and n.id == where.node_id), None)
-    own = {share.device_uuid for share in where.shares} if where is not None else set()
+    own = session.device_uuids
     return node, next((d for d in (node.devices if node else ()) if d.uuid in own), None)
 
 

@@ -4,25 +4,24 @@ A parked session has its GPUs in its container, so it gets its shares back on th
 `claims_shares` keeps them free for it, so that nothing new starts in its place. Of the sessions that want shares of one
 GPU, the one that has waited longest comes first.
 
-A session on demand needs CPU and memory when it starts, and a GPU later. So it is placed past the queue, on the GPUs of
-which other sessions have least, parked ones included.
+A session on demand needs CPU and memory when it starts, and a GPU later. So it is placed past the queue: on GPUs that
+could give it its shares now, and of these on the ones of which other sessions have least, parked ones included. Several
+whole GPUs of a node are those of which others have least, and of equal ones those that are free now.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import lifecycle, placement
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import (
     Change,
-    Device,
     Node,
     NodeState,
     Placement,
-    Request,
     Session,
     SessionState,
     Snapshot,
@@ -30,7 +29,7 @@ from fgpu_scheduler.core.model import (
 )
 from fgpu_scheduler.core.placement import NodeFree, without_machine
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.shares import accepts_model, devices_needed, shares_of
+from fgpu_scheduler.core.shares import per_preferred_model, shares_of
 from fgpu_scheduler.errors import StaleVersion
 
 
@@ -53,7 +52,7 @@ def returns(snapshot: Snapshot) -> tuple[ReturnDecision, ...]:
     blocked: set[str] = set()
     found = []
     for session in wanted:
-        uuids = _uuids(session)
+        uuids = session.device_uuids
         waits = homes.why_not(session)
         if waits is None and not blocked.isdisjoint(uuids):
             waits = WaitReason.RESOURCES
@@ -65,12 +64,14 @@ def returns(snapshot: Snapshot) -> tuple[ReturnDecision, ...]:
     return tuple(found)
 
 
-def returned(snapshot: Snapshot, decisions: Iterable[ReturnDecision]) -> list[Change]:
+def returned(snapshot: Snapshot, decisions: Sequence[ReturnDecision]) -> list[Change]:
     """Return each session that these decisions change, before and after the change.
 
     Raises:
         StaleVersion: a decision does not hold.
     """
+    if not decisions:
+        return []
     homes, changes = _Homes(snapshot), list[Change]()
     sessions = {s.id: s for s in snapshot.sessions if s.wanted_at_s is not None}
     for decision in decisions:
@@ -133,10 +134,6 @@ class _Homes:
         return self._free[node.id]
 
 
-def _uuids(session: Session) -> list[str]:
-    return [share.device_uuid for share in session.placement.shares] if session.placement else []
-
-
 def placed_on_demand(snapshot: Snapshot, ledger: Ledger) -> list[tuple[Session, Placement | WaitReason]]:
     """Return where each waiting session on demand is placed, or why it waits: by priority, then by position.
 
@@ -144,11 +141,16 @@ def placed_on_demand(snapshot: Snapshot, ledger: Ledger) -> list[tuple[Session, 
     """
     waiting = [s for queue in snapshot.index.waiting.values() for s in queue.values() if s.request.on_demand]
     waiting.sort(key=lambda s: (-s.request.priority, s.place, s.id))
-    on_node, free = snapshot.index.on_node, dict[str, NodeFree]()
-    bound: Counter[str] = Counter()
+    bound, taken = Counter[str](), Counter[str]()
     for other in snapshot.sessions if waiting else ():
-        if other.state in HOLDING and other.placement is not None:
-            bound.update({share.device_uuid: share.fgpu_milli for share in other.placement.shares})
+        if other.state in HOLDING:
+            bound.update(_milli(other.placement))
+            taken.update(_milli(lifecycle.taken_placement(other)))
+    #: The nodes with their free CPU and memory, as if all their GPUs were free.
+    nodes: dict[str, NodeFree] = {}
+    if waiting:
+        for left in placement.free(snapshot):
+            nodes[left.node.id] = replace(left, devices=placement.untouched(left.node).devices)
     found: list[tuple[Session, Placement | WaitReason]] = []
     for session in waiting:
         request, refused = session.request, {n.node_id for n in session.refusing_nodes(snapshot.now_s)}
@@ -156,72 +158,35 @@ def placed_on_demand(snapshot: Snapshot, ledger: Ledger) -> list[tuple[Session, 
             found.append((session, WaitReason.HELD if session.held else WaitReason.QUOTA))
             continue
         offers = []
-        for node in snapshot.nodes:
-            if node.id not in refused and node.resource_group == request.resource_group:
-                if node.id not in free:
-                    free[node.id] = placement.free_on_node(node, on_node.get(node.id, {}))
-                offers += [
-                    (
-                        sum(bound[d.uuid] for d in devices),
-                        preference,
-                        node.id,
-                        [d.uuid for d in devices],
-                        devices,
-                    )
-                    for preference, devices in _device_sets(node, request, bound)
-                    if _has_room(free[node.id], request)
-                ]
+        for left in nodes.values():
+            # Several whole GPUs are the first ones.
+            devices = sorted(left.devices, key=lambda d: (bound[d.device.uuid], taken[d.device.uuid]))
+            ordered = replace(left, devices=tuple(devices))
+            for preference, asked in enumerate(per_preferred_model(request)):
+                for chosen, each in placement.feasible_device_sets(ordered, asked, {}):
+                    own = {devices[at].device.uuid: devices[at].device for at in chosen}
+                    # A session stays on its GPUs, and a busy one may be busy for days.
+                    busy = sum(taken[uuid] + each > device.capacity_milli for uuid, device in own.items())
+                    used = sum(bound[uuid] for uuid in own)
+                    if left.node.id not in refused:
+                        offers.append((busy, used, preference, left.node.id, sorted(own)))
         if not offers:
             found.append((session, WaitReason.CLUSTER if refused else WaitReason.RESOURCES))
             continue
-        *_, node_id, _, devices = min(offers, key=lambda offer: offer[:4])
-        shares = shares_of(request, devices)
+        *_, node_id, uuids = min(offers)
+        there = {free.device.uuid: free.device for free in nodes[node_id].devices}
+        shares = shares_of(request, [there[uuid] for uuid in uuids])
         assert shares is not None
         where = Placement(node_id, shares)
-        free[node_id] = placement.claimed(free[node_id], request, Placement(node_id, ()))
+        nodes[node_id] = placement.claimed(nodes[node_id], request, Placement(node_id, ()))
         ledger.take(session)
-        bound.update({share.device_uuid: share.fgpu_milli for share in shares})
+        bound.update(_milli(where))
         found.append((session, where))
     return found
 
 
-def _device_sets(node: Node, request: Request, bound: Counter[str]) -> Iterator[tuple[int, Sequence[Device]]]:
-    """Yield the GPUs of a node that could hold a request when empty, with the place of their model in its preferences."""
-    whole: dict[tuple[int, str], list[Device]] = {}
-    for device in node.devices:
-        if device.cordoned or not accepts_model(request, device.model):
-            continue
-        preference = request.gpu_models.index(device.model) if request.gpu_models else 0
-        if shares_of(request, (device,)):
-            yield preference, (device,)
-        else:
-            whole.setdefault((device.capacity_milli, device.model if request.gpu_models else ""), []).append(
-                device
-            )
-    for (capacity, model), devices in sorted(whole.items()):
-        needed = devices_needed(request.fgpu_milli, capacity_milli=capacity)
-        devices.sort(key=lambda d: (bound[d.uuid], d.uuid))
-        chosen = sorted(devices[:needed], key=lambda d: d.uuid) if needed is not None else []
-        if chosen and shares_of(request, chosen):
-            yield request.gpu_models.index(model) if model else 0, chosen
-
-
-def _has_room(left: NodeFree, request: Request) -> bool:
-    ready = left.node.state is NodeState.READY
-    return ready and left.cpu_milli >= request.cpu_milli and left.memory_mib >= request.memory_mib
-
-
-def claimed_on_demand(left: NodeFree, request: Request, where: Placement) -> NodeFree | None:
-    """Return the free amounts with a session on demand that starts parked on ``where``, or None if it does not fit."""
-    there = {d.device.uuid: d.device for d in left.devices if not d.device.cordoned}
-    uuids = [share.device_uuid for share in where.shares]
-    if left.node.resource_group != request.resource_group or not _has_room(left, request):
-        return None
-    if any(uuid not in there for uuid in uuids) or len(set(uuids)) != len(uuids):
-        return None
-    if shares_of(request, [there[uuid] for uuid in uuids]) != where.shares:
-        return None
-    return placement.claimed(left, request, Placement(where.node_id, ()))
+def _milli(where: Placement | None) -> dict[str, int]:
+    return {share.device_uuid: share.fgpu_milli for share in where.shares} if where is not None else {}
 
 
 def parked_mib(snapshot: Snapshot) -> dict[str, int]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from fgpu_scheduler.core.model import Device, Request, Share, ShareMode, Size
+from fgpu_scheduler.core.model import Device, Request, RequestCount, Share, ShareMode, Size
 from fgpu_scheduler.core.units import COMPUTE_GRAIN_PERCENT, MEMORY_GRAIN_MIB
 
 
@@ -26,8 +26,8 @@ class RequestShape(NamedTuple):
 _fields_of = attrgetter(*RequestShape._fields)
 
 
-def shape(asked: Request) -> RequestShape:
-    """Return the shape of a request."""
+def shape(asked: Request | RequestCount) -> RequestShape:
+    """Return the shape of a request, or of counted ones."""
     return RequestShape(*_fields_of(asked))
 
 
@@ -117,17 +117,20 @@ def _explicit_share(request: Request | RequestShape, device: Device) -> Share | 
 
 
 def size_until(until_s: int, *, shares: Sequence[Share], devices: Iterable[Device]) -> Size:
-    """Return what these shares are until an instant; a GPU that is gone counts by the compute percent of its share."""
+    """Return what these shares are until an instant."""
     capacity = {device.uuid: device.capacity_milli for device in devices}
     return Size(
         until_s,
         sum(share.fgpu_milli for share in shares),
         sum(
-            round(1_000_000 * share.fgpu_milli / capacity[share.device_uuid])
-            if share.device_uuid in capacity
-            else 10_000 * share.compute_percent
+            gpu_millionths(share.fgpu_milli, capacity.get(share.device_uuid), share.compute_percent)
             for share in shares
         ),
         sum(share.memory_mib for share in shares),
         sum(share.compute_percent for share in shares),
     )
+
+
+def gpu_millionths(fgpu_milli: int, capacity_milli: int | None, compute_percent: int) -> int:
+    """Return a share in millionths of its GPU; if the GPU is gone (None), by the compute percent of the share."""
+    return round(1_000_000 * fgpu_milli / capacity_milli) if capacity_milli else 10_000 * compute_percent

@@ -12,7 +12,7 @@ from fgpu_scheduler.core.units import format_milli, memory_words
 
 def shortage(request: Request, left: placement.Free) -> str:
     """Return in plain words why ``request`` does not fit now, or that it waits for its turn."""
-    if placement.place(request, left, score=placement.best_fit) is not None:
+    if any(placement.fits_on(node, request) for node in left):
         return "waits for its turn"
     group = [n for n in left if n.node.resource_group == request.resource_group]
     own = [

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.lifecycle import taken_placement
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.planner import Plan, PlanCache, StartDecision, applied, plan
+from fgpu_scheduler.core.placement import fits_on, may_fit, released
+from fgpu_scheduler.core.planner import Plan, PlanCache, StartDecision, plan
 from fgpu_scheduler.core.policies import Policy
-from fgpu_scheduler.core.reservations import may_hold
 from fgpu_scheduler.core.usage import taken_milli
 
 #: The most sessions that are tried: each costs a plan of the whole group, with every forecast of the queue.
@@ -38,14 +37,15 @@ class Unblocking:
     never: bool = False
 
 
-def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unblocking | None:
+def unblocking(
+    snapshot: Snapshot, policy: Policy, cache: PlanCache | None = None, *, tries: int = TRIED
+) -> Unblocking | None:
     """Return what would start the head of the queue of one resource group, or None if no session is blocked.
 
-    The snapshot is of that group alone (`Snapshot.of_group`); at most ``tries`` sessions are tried.
+    The snapshot is of that group alone (`Snapshot.of_group`), and the sessions that start now have started there. At most
+    ``tries`` sessions are tried.
     """
-    # Sessions that start in this pass are not blocked.
-    cache = PlanCache()
-    snapshot = applied(snapshot, plan(snapshot, policy, cache))
+    cache = cache or PlanCache()
     now = plan(snapshot, policy, cache)
     head_id = _head(now)
     if head_id is None:
@@ -64,7 +64,7 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
         return Unblocking(head_id, by_itself=True)
     user = head.request.user
     candidates = sorted(
-        _worth_a_try(world, head), key=lambda s: (s.request.user != user, taken_milli(s), s.id)
+        _worth_a_try(world, head, cache), key=lambda s: (s.request.user != user, taken_milli(s), s.id)
     )
 
     def without(ended: Session) -> Snapshot:
@@ -85,21 +85,18 @@ def _head(now: Plan) -> int | None:
     return None
 
 
-def _worth_a_try(world: Snapshot, head: Session) -> list[Session]:
+def _worth_a_try(world: Snapshot, head: Session, cache: PlanCache) -> list[Session]:
     """Return the sessions that leave a place for the head on their node when they end."""
-    left = {free.node.id: free for free in placement.free(world)}
+    left = {free.node.id: free for free in cache.nodes_of(head.request.resource_group)}
     found = []
     for session in world.sessions:
         where = taken_placement(session)
-        if session.state is SessionState.TERMINATING or where is None:
+        if session.state is SessionState.TERMINATING or where is None or where.node_id not in left:
             continue
-        free = left.get(where.node_id)
-        if free is None:
-            continue
-        without = placement.released(free, session.request, where)
-        if (
-            may_hold(without, head.request)
-            and next(placement.placements(without, head.request), None) is not None
+        free, gives = left[where.node_id], {share.device_uuid: share.fgpu_milli for share in where.shares}
+        # On most nodes of a full cluster one end does not free enough.
+        if may_fit(free, head.request, gives) and fits_on(
+            released(free, session.request, where), head.request
         ):
             found.append(session)
     return found

@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class NvmlProbe:
-    """A `DeviceProbe` that asks NVML; each call initialises it and shuts it down."""
+    """Lists the GPUs of this machine by NVML; each call initialises it and shuts it down."""
 
     def devices(self) -> tuple[FoundDevice, ...]:
         """Return the GPUs by index; a GPU in MIG mode is listed as its instances.

@@ -11,7 +11,7 @@ MODEL = "Simulated GPU"
 
 @dataclass(frozen=True, slots=True)
 class SimulatedProbe:
-    """A `DeviceProbe` that reports ``count`` simulated GPUs. Their UUIDs stay the same after a restart."""
+    """Lists ``count`` simulated GPUs. Their UUIDs stay the same after a restart."""
 
     count: int
     memory_mib: int = 8192

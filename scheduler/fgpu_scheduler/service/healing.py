@@ -21,10 +21,10 @@ from typing import assert_never
 from fgpu_scheduler.core.lifecycle import LAUNCHING, UP
 from fgpu_scheduler.core.model import EndCause, Node, NodeState, SessionState, Snapshot
 from fgpu_scheduler.core.reconcile import (
-    Ended,
     Finish,
     Healing,
     Observed,
+    ProcessGone,
     Remove,
     Stop,
     orphan_reason,
@@ -48,17 +48,15 @@ class Healer:
     def __init__(self, steps: Steps, launcher: Launcher) -> None:
         self._steps = steps
         self._launcher = launcher
-        #: Stops in progress, by handle.
+        #: Stops, and removals of ghosts, by handle.
         self._stopping: dict[str, asyncio.Task[None]] = {}
-        #: Ghosts that wait for removal, and the handles of those being removed.
-        self._ghosts: dict[str, Observed] = {}
-        self._removing: set[str] = set()
-        self._removers: set[asyncio.Task[None]] = set()
+        self._removing: dict[str, asyncio.Task[None]] = {}
+        self._removers = asyncio.Semaphore(REMOVERS)
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
         """The background tasks of earlier rounds."""
-        return [*self._removers, *self._stopping.values()]
+        return [*self._removing.values(), *self._stopping.values()]
 
     async def round(self) -> None:
         """Compare the store with what the launcher observes, and heal the differences."""
@@ -81,8 +79,9 @@ class Healer:
     async def _heal(self, healing: Healing, ending: Sequence[int]) -> None:
         match healing:
             case Remove(thing, _):
-                self._queue_removal(thing)
-            case Ended(session_id, attempt, cause, message):
+                if thing.handle not in self._removing:
+                    self._removing[thing.handle] = asyncio.create_task(self._remove_ghost(thing))
+            case ProcessGone(session_id, attempt, cause, message):
                 session = await self._steps.session(session_id)
                 if session.attempt == attempt:
                     await self._steps.move(session, S.TERMINATING, expect=UP, cause=cause, message=message)
@@ -150,37 +149,22 @@ class Healer:
             return False  # The node was deleted since the observation.
         return was is only
 
-    def _queue_removal(self, ghost: Observed) -> None:
-        """Have a ghost removed in the background, at most `REMOVERS` at a time."""
-        if ghost.handle in self._removing:
-            return
-        self._ghosts.setdefault(ghost.handle, ghost)
-        # A removal may hang, so one task for each ghost up to the limit.
-        if len(self._removers) < min(REMOVERS, len(self._ghosts) + len(self._removing)):
-            task = asyncio.create_task(self._remove_ghosts())
-            self._removers.add(task)
-            task.add_done_callback(self._removers.discard)
-
-    async def _remove_ghosts(self) -> None:
-        while self._ghosts:
-            ghost = self._ghosts.pop(next(iter(self._ghosts)))
-            self._removing.add(ghost.handle)
-            try:
+    async def _remove_ghost(self, ghost: Observed) -> None:
+        try:
+            async with self._removers:
                 # Check again: the observation is old by now.
-                why = orphan_reason(
-                    ghost, await self._steps.call(self._steps.store.session, ghost.session_id)
-                )
+                session = await self._steps.call(self._steps.store.session, ghost.session_id)
+                why = orphan_reason(ghost, session)
                 if why is not None:
-                    log.warning(
-                        "Removing the ghost %s of session %d: %s", ghost.handle, ghost.session_id, why
-                    )
+                    words = "Removing the ghost %s of session %d: %s"
+                    log.warning(words, ghost.handle, ghost.session_id, why)
                     await self._launcher.remove(ghost)
-            except Exception as e:
-                # The next round finds it again.
-                if not isinstance(e, StoreUnavailable):
-                    log.warning("The ghost %s could not be removed: %s", ghost.handle, e)
-            finally:
-                self._removing.discard(ghost.handle)
+        except Exception as e:
+            # The next round finds it again.
+            if not isinstance(e, StoreUnavailable):
+                log.warning("The ghost %s could not be removed: %s", ghost.handle, e)
+        finally:
+            del self._removing[ghost.handle]
 
 
 @dataclass(frozen=True, slots=True)

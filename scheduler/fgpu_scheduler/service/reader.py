@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from threading import Lock
 
 from fgpu_scheduler.core.extending import delays_promised_start
 from fgpu_scheduler.core.forecast import Outlook, outlook
@@ -28,6 +29,8 @@ class QueueReader:
         self._store = store
         self._policy = policy
         self._newest: Outlook | None = None
+        #: A class opens the form at once: one thread makes the outlook, and the others wait for it.
+        self._making = Lock()
         #: The store's version, and the experience of each resource group at that version.
         self._experience: tuple[int, dict[str, ForecastHistory]] = -1, {}
         self.connect, self.close = store.connect_readonly, store.close
@@ -39,6 +42,8 @@ class QueueReader:
         history = History(store)
         self.past, self.history, self.measured_runs = history.one, history.page, history.measured_runs
         self.spent = partial(spent_between, store)
+        self.begins_at_s, self.counts_since = history.begins_at_s, history.counts_since
+        self.waits_without_start = history.waits_without_start
 
     def outlook(self, snapshot: Snapshot) -> Outlook:
         """Return a snapshot with the forecast of every pending session. A long queue takes seconds."""
@@ -52,9 +57,11 @@ class QueueReader:
 
         ``others`` are the amounts of fGPU to offer instead, smallest first, each with its own CPU and memory.
         """
-        group, ahead = request.resource_group, self._newest
-        if ahead is not None and not 0 <= snapshot.now_s - ahead.snapshot.now_s <= OUTLOOK_FOR_S:
-            ahead = None
+        group = request.resource_group
+        with self._making:
+            ahead = self._newest
+            if ahead is None or not _serves(ahead, snapshot, group):
+                ahead = self.outlook(snapshot)
         known = self._experience_of(snapshot, group)
         of_group = snapshot.of_group(group)
         return forecast_request(request, count, of_group, self._policy, known, others, ahead)
@@ -74,3 +81,10 @@ class QueueReader:
     def delays_promised_start(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:
         """Return whether a session would start later than promised if this one's time limit were ``by_s`` longer."""
         return delays_promised_start(snapshot, session, by_s, self._policy)
+
+
+def _serves(ahead: Outlook, snapshot: Snapshot, group: str) -> bool:
+    """Return whether an outlook is recent enough; one of an empty queue serves only until something changes."""
+    same = ahead.snapshot.version == snapshot.version
+    is_recent = abs(snapshot.now_s - ahead.snapshot.now_s) <= OUTLOOK_FOR_S
+    return is_recent and (same or bool(ahead.futures.get(group)))

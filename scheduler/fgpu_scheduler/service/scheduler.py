@@ -168,8 +168,10 @@ class Scheduler(Steps):
             snapshot = read(now_s)
             decided = plan(snapshot, self.policy, self._memory)
             try:
-                if not committed(decided, snapshot, now_s=now_s) and self.store.version() == decided.version:
-                    return ()  # A plan without changes needs no write.
+                # A plan without changes needs no write.
+                changes = decided.placed or decided.returns or committed(decided, snapshot, now_s=now_s)
+                if not changes and self.store.version() == decided.version:
+                    return ()
                 return self.store.commit(decided, now_s=now_s)
             except StaleVersion:
                 # Retrying without end would block the store's thread.

@@ -237,6 +237,12 @@ class Steps(Queue):
         return self._announce(before, session)
 
     @patient
+    async def refuse_to_park(self, session_id: int, why: str) -> Session:
+        session = await self.call(self.store.refuse_to_park, session_id, why, now_s=self.clock.now_s())
+        self.wake()
+        return session
+
+    @patient
     async def want(self, session_id: int, wanted: bool) -> Session:
         before = await self.session(session_id)
         session = await self.call(self.store.want, session_id, wanted, now_s=self.clock.now_s())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -199,7 +200,7 @@ class Database:
             # Test each connection before use: a restart of the server must not fail the next spawn.
             options["pool_pre_ping"] = True
         with requiring_driver():
-            engine = create_engine(self._url, connect_args=arguments, **options)
+            engine = create_engine(self._url, connect_args=arguments, hide_parameters=True, **options)
         event.listen(engine, "connect", _set_up_sqlite if self._is_sqlite else _set_up_postgresql)
         if not self._is_sqlite:
             event.listen(engine, "handle_error", _disconnect_from_standby)
@@ -215,8 +216,18 @@ class Database:
 
     def _use_wal(self, engine: Engine) -> None:
         """Use a write-ahead log, so that writers do not block readers. The file keeps this mode."""
-        with engine.connect() as connection:
-            mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()
+        until_s = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                with engine.connect() as connection:
+                    mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()
+                break
+            except OperationalError as e:
+                # SQLite does not wait here for another process that does the same with a new file.
+                is_busy = getattr(e.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() > until_s:
+                    raise
+                time.sleep(0.05)
         if mode != "wal":
             raise StoreUnavailable(
                 f"{shown(self._url)}: SQLite cannot use WAL here; is it a network file system?"

@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, exists, insert, or_, select
+from sqlalchemy import Connection, Select, bindparam, exists, func, insert, or_, select
 
 from fgpu_scheduler.core.forecast import Forecast
 from fgpu_scheduler.core.forecast_accuracy import (
@@ -21,6 +21,7 @@ from fgpu_scheduler.core.forecast_accuracy import (
 from fgpu_scheduler.core.model import Session
 from fgpu_scheduler.core.records import HeldShares, PastSession, SessionMeasurements
 from fgpu_scheduler.core.run_lengths import LEAST, RunLengths
+from fgpu_scheduler.core.shares import gpu_millionths
 from fgpu_scheduler.store.rows import sizes_of, texts_of
 from fgpu_scheduler.store.schema import devices, first_forecasts, meters, sessions, shares
 from fgpu_scheduler.store.statements import (
@@ -65,7 +66,7 @@ def _measured(connection: Connection, session_ids: Collection[int]) -> dict[int,
 
 
 class History(StorePart):
-    """Ended sessions with their measurements."""
+    """Past sessions with their measurements."""
 
     def page(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[PastSession, ...]:
         """Return the newest ended sessions with ids below ``before_id``, of one user or of all."""
@@ -81,6 +82,33 @@ class History(StorePart):
     def measured_runs(self, user: str, *, limit: int) -> tuple[PastSession, ...]:
         """Return a user's newest ended sessions that were measured."""
         return self._read(_MEASURED_OF, user=user, limit=limit)
+
+    def begins_at_s(self) -> int | None:
+        """Return when the oldest known session was submitted; None without sessions."""
+        with self._store.reading() as connection:
+            return connection.execute(
+                select(sessions.c.submitted_at_s).order_by(sessions.c.id).limit(1)
+            ).scalar()
+
+    def waits_without_start(self, from_s: int) -> tuple[tuple[int, int | None], ...]:
+        """Return begin and end (None: it still waits) of each wait after ``from_s`` that no placement has ended."""
+        since_s, until_s = sessions.c.queued_at_s, sessions.c.ended_at_s
+        chosen = select(func.coalesce(since_s, sessions.c.submitted_at_s), until_s).where(
+            sessions.c.scheduled_at_s.is_(None), or_(until_s.is_(None), until_s > from_s)
+        )
+        with self._store.reading() as connection:
+            return tuple((begin_s, end_s) for begin_s, end_s in connection.execute(chosen))
+
+    def counts_since(self, from_s: int) -> dict[int, str]:
+        """Return the counts in the measurements of each session that has not ended before ``from_s``, by id."""
+        until_s = sessions.c.ended_at_s
+        chosen = (
+            select(meters.c.session_id, meters.c.counts)
+            .join(sessions, sessions.c.id == meters.c.session_id)
+            .where(or_(until_s.is_(None), until_s > from_s))
+        )
+        with self._store.reading() as connection:
+            return {session_id: counts for session_id, counts in connection.execute(chosen)}
 
     def _read(self, query: SessionQuery, **values: Any) -> tuple[PastSession, ...]:
         with self._store.reading() as connection:
@@ -212,6 +240,13 @@ _SPENT_COLUMNS = [
 
 
 def _spent(row: Any, parts: Sequence[Any]) -> HeldShares:
+    if row.parked_at_s is not None:
+        parts, millionths = (), 0
+    else:
+        # As in receipts: what was stored while the session ran or, without that, by the GPUs' present capacity.
+        millionths = row.gpu_millionths or sum(
+            gpu_millionths(part.fgpu_milli, part.capacity_milli, part.compute_percent) for part in parts
+        )
     return HeldShares(
         row.id,
         row.user_name,
@@ -222,23 +257,7 @@ def _spent(row: Any, parts: Sequence[Any]) -> HeldShares:
         row.scheduled_at_s,
         row.started_at_s,
         row.ended_at_s,
-        0 if row.parked_at_s is not None else _gpu_millionths(row.gpu_millionths, parts),
-        0 if row.parked_at_s is not None else sum(part.fgpu_milli for part in parts),
+        millionths,
+        sum(part.fgpu_milli for part in parts),
         sizes_of(row.sizes),
-    )
-
-
-def _gpu_millionths(measured: int | None, parts: Sequence[Any]) -> int:
-    """Return the shares in millionths of a GPU, as in receipts.
-
-    This is the value that was stored while the session ran; without one, the GPUs' current capacity counts, or the
-    compute percent of a share if its GPU was removed.
-    """
-    if measured:
-        return measured
-    return sum(
-        round(1_000_000 * part.fgpu_milli / part.capacity_milli)
-        if part.capacity_milli
-        else 10_000 * part.compute_percent
-        for part in parts
     )

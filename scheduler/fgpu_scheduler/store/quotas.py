@@ -20,7 +20,7 @@ from fgpu_scheduler.core.quota import ANY, over_pending, quota_words
 from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, duration, format_milli
 from fgpu_scheduler.errors import BadSettings, OverQuota
 from fgpu_scheduler.store.administration import EditKind, delete_edit, read_edits, write_edits
-from fgpu_scheduler.store.rows import quota_key
+from fgpu_scheduler.store.rows import quota_key, quota_of
 from fgpu_scheduler.store.schema import quotas
 from fgpu_scheduler.store.snapshot_cache import Contents
 from fgpu_scheduler.store.transaction import StorePart, Write
@@ -67,12 +67,7 @@ def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
     return found
 
 
-def replace_file_quotas(file: Iterable[Quota], write: Write) -> None:
-    """Replace the stored quotas by the file's with the edits applied; raises as `checked` does."""
-    _replace(in_force(checked(file), read_quota_edits(write.connection)), write)
-
-
-def _replace(wanted: Iterable[Quota], write: Write) -> bool:
+def replace_quotas(wanted: Iterable[Quota], write: Write) -> bool:
     """Replace the stored quotas, with an event for each that changes; return whether any changed."""
     new, old = checked(wanted), write.world.quotas
     if new == old:
@@ -187,10 +182,7 @@ def read_quota_edits(connection: Connection) -> tuple[QuotaEdit, ...]:
     """Return every edit, by `quota_key`."""
     found = []
     for edit in read_edits(connection, EditKind.QUOTA):
-        scope, name, resource_group, *limits = (
-            edit.fields[key] for key in ("scope", "name", "resource_group", *LIMITS)
-        )
-        quota = Quota(QuotaScope(scope), name, resource_group or None, *limits)
+        quota = quota_of(edit.fields[key] for key in ("scope", "name", "resource_group", *LIMITS))
         found.append(QuotaEdit(quota, edit.fields["removed"], edit.changed_by, edit.changed_at_s))
     return tuple(sorted(found, key=lambda edit: quota_key(edit.quota)))
 
@@ -271,7 +263,7 @@ class QuotaEdits(StorePart):
                 )
             write_edits(write.connection, EditKind.QUOTA, written, by=by, now_s=now_s)
             # Log an event even if no quota in force changes: without one the transaction is rolled back.
-            if done and not _replace(in_force(file, edits.values()), write):
+            if done and not replace_quotas(in_force(file, edits.values()), write):
                 write.event(
                     "quotas", reason=f"{done[0] if len(done) == 1 else f'{len(done)} quotas'}: edited"
                 )

@@ -80,8 +80,8 @@ _key_of, _request_of, _life_of = _columns(("id", "node_id")), _columns(_REQUEST.
 def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
     id_, node_id = _key_of(row)
     asked = dict(zip(_REQUEST, _request_of(row), strict=True))
-    asked["groups"] = texts_of(asked["groups"])
-    asked["gpu_models"] = models_of(asked["gpu_models"])
+    for name in ("groups", "gpu_models", "folders"):
+        asked[name] = texts_of(asked[name])
     life = dict(zip(_LIFE, _life_of(row), strict=True))
     for name, word in _ENUMS.items():
         if life[name] is not None:
@@ -98,20 +98,17 @@ def sizes_of(column: str) -> tuple[Size, ...]:
     return () if column == EMPTY else tuple(Size(*size) for size in json.loads(column))
 
 
-def texts_of(column: str) -> tuple[str, ...]:
-    """Return the texts of a column's array. Most sessions have none, so "[]" is not parsed."""
-    return () if column == EMPTY else tuple(json.loads(column))
-
-
-def models_of(column: str | None) -> tuple[str, ...]:
-    return () if column is None else tuple(json.loads(column))
+def texts_of(column: str | None) -> tuple[str, ...]:
+    """Return the texts of a column's array; null is none. Most sessions have none, so "[]" is not parsed."""
+    return () if column in (None, EMPTY) else tuple(json.loads(column))
 
 
 def request_values(request: Request) -> dict[str, Any]:
     """Return the columns of a session's request."""
     values = {column: getattr(request, name) for name, column in _REQUEST.items()}
-    models = json.dumps(request.gpu_models) if request.gpu_models else None
-    return {**values, "groups": json.dumps(request.groups), "gpu_models": models}
+    for name in ("gpu_models", "folders"):
+        values[name] = json.dumps(values[name]) if values[name] else None
+    return {**values, "groups": json.dumps(request.groups)}
 
 
 def life_values(session: Session, before: Session | None = None) -> dict[str, Any]:
@@ -145,14 +142,10 @@ def share_values(session: Session) -> list[dict[str, Any]]:
     ]
 
 
-def quotas_of(quota_rows: Iterable[Sequence[Any]]) -> tuple[Quota, ...]:
-    """Return the quotas of rows in the table's column order, by `quota_key`."""
-    found = (
-        Quota(QuotaScope(scope), name, resource_group or None, *limits)
-        for scope, name, resource_group, *limits in quota_rows
-    )
-    # Sorted here: the order of texts depends on a PostgreSQL database's collation.
-    return tuple(sorted(found, key=quota_key))
+def quota_of(row: Iterable[Any]) -> Quota:
+    """Return the quota of a row in the table's column order."""
+    scope, name, resource_group, *limits = row
+    return Quota(QuotaScope(scope), name, resource_group or None, *limits)
 
 
 def quota_key(quota: Quota) -> tuple[str, str, str]:
@@ -178,7 +171,7 @@ def nodes_of(node_rows: Iterable[Sequence[Any]], device_rows: Iterable[Sequence[
         )
         for id_, group, cpu_milli, memory_mib, state, closed in node_rows
     ]
-    # Sorted here, as above.
+    # Sorted here: the order of texts depends on a PostgreSQL database's collation.
     return tuple(sorted(found, key=lambda node: node.id))
 
 

@@ -91,8 +91,10 @@ sessions = sa.Table(
     # resize and parking.
     *_filled(sa.Text, "groups", "refused", "sizes"),
     *_optional(sa.Text, "node_id", "wait_reason", "end_cause", "ends_cause", "message", "launched"),
-    # A JSON array, most preferred first; null: any.
-    *_optional(sa.Text, "gpu_models"),
+    # ``park_refused``: why it was not parked when a person asked for it.
+    *_optional(sa.Text, "park_refused"),
+    # JSON arrays. ``gpu_models``: most preferred first; null: any. ``folders``: null: none is chosen.
+    *_optional(sa.Text, "gpu_models", "folders"),
     *_optional(sa.BigInteger, "scheduled_at_s", "started_at_s", "ended_at_s", "queued_at_s", "promised_at_s"),
     *_optional(sa.BigInteger, "ends_at_s", "idle_since_s", "kept_until_s", "replaces", "place_of"),
     *_optional(sa.BigInteger, "parked_at_s", "park_asked_at_s", "wanted_at_s"),

@@ -167,13 +167,16 @@ class SessionStore(StoreConnection):
                     changed.append(write.save_one(new, "ends", new.ends_cause))
             return tuple(changed)
 
-    def keep(self, session_id: int, until_s: int, *, now_s: int) -> Session:
-        """Let a running session be idle until ``until_s``, as its owner asks, and withdraw an idle warning."""
+    def keep(self, session_id: int, until_s: int | None, *, now_s: int) -> Session:
+        """Let a running session be idle until ``until_s``, as its owner asks, and withdraw an idle warning.
+
+        ``FOR_GOOD_S``: it is never parked. None: it is treated like any other session again.
+        """
         with self.writing(now_s=now_s) as write:
             old = expected(write.one(session_id), lifecycle.UP)
-            new = reclaim.kept_while_idle(old, until_s)
+            new = reclaim.kept_while_idle(old, until_s, now_s=now_s)
             if new != old:
-                write.save_one(new, "kept", EndCause.IDLE)
+                write.save_one(new, "kept", None if until_s is None else EndCause.IDLE)
             if new.ends_cause is not old.ends_cause:
                 write.event("ends", new)
             return new
@@ -186,11 +189,8 @@ class SessionStore(StoreConnection):
         """
         with self.writing(now_s=now_s) as write:
             write.check_version(version)
-            old = write.one(session_id)
-            new = write.save_one(reclaim.extended(old, by_s), "extended", EndCause.TIME_LIMIT)
-            if new.ends_cause is not old.ends_cause:
-                write.event("ends", new)
-            return new
+            new = reclaim.extended(write.one(session_id), by_s)
+            return write.save_one(new, "extended", EndCause.TIME_LIMIT)
 
     def resize(self, session_id: int, amount: Amount, version: int, *, now_s: int) -> Session | NotResized:
         """Give a session another amount of its GPU, as decided on ``version``, or return the reason against it."""
@@ -227,7 +227,15 @@ class SessionStore(StoreConnection):
             old = expected(write.one(session_id), (S.RUNNING,))
             if old.park_asked_at_s == now_s:
                 return old
-            return write.save_one(replace(old, park_asked_at_s=now_s), "park")
+            return write.save_one(replace(old, park_asked_at_s=now_s, park_refused=None), "park")
+
+    def refuse_to_park(self, session_id: int, why: str, *, now_s: int) -> Session:
+        """Store why a running session is not parked, although a person asked for it."""
+        with self.writing(now_s=now_s) as write:
+            old = write.one(session_id)
+            if old.state is not S.RUNNING or old.park_refused == why:
+                return old
+            return write.save_one(replace(old, park_refused=why), "park", "REFUSED")
 
     def want(self, session_id: int, wanted: bool, *, now_s: int) -> Session:
         """Store whether a parked session wants its shares back; a session in another state is left unchanged."""

@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from fgpu_scheduler.store.schema import is_live, own_presets, sessions, setups
 from fgpu_scheduler.store.statements import put
 from fgpu_scheduler.store.transaction import StorePart
 
 KEPT_SETUPS = 20
-"""A user's last setups that are kept, beside those of live sessions and presets."""
+"""A user's last setups that are kept, beside those of live sessions, of readable logs and of presets."""
+LOGS_KEPT_S = 14 * 24 * 3600
+"""For this long after a session's end its log, masked with the values of its setup, can be read."""
 MOST_PRESETS = 20
 
 
@@ -55,7 +57,8 @@ class Setups(StorePart):
             made = connection.execute(insert(setups).values(**row, used_at_s=now_s)).inserted_primary_key
             assert made is not None
             own = sessions.c.user_name == user
-            used = set(connection.execute(select(sessions.c.setup).where(own, is_live)).scalars())
+            needed = or_(is_live, sessions.c.ended_at_s > now_s - LOGS_KEPT_S)
+            used = set(connection.execute(select(sessions.c.setup).where(own, needed)).scalars())
             used |= {int(preset.get("setup") or 0) for preset in _presets(connection, user).values()}
             old = [s.id for s in there[KEPT_SETUPS - 1 :] if s.id not in used]
             connection.execute(delete(setups).where(setups.c.id.in_(old)))

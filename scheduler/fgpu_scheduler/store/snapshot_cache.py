@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 
 from fgpu_scheduler.core.lifecycle import ENDED, past_runs
 from fgpu_scheduler.core.model import Node, Quota, RequestCount, Session, SessionIndex, Snapshot, Usage
-from fgpu_scheduler.core.persistent_map import PersistentMap, part_of_id
 from fgpu_scheduler.core.request_counts import counted_ids
 from fgpu_scheduler.core.run_lengths import PastRuns
 from fgpu_scheduler.core.shares import shape
@@ -38,7 +37,7 @@ class Contents:
 
     version: int
     nodes: tuple[Node, ...]
-    sessions: PersistentMap[int, Session]
+    sessions: Mapping[int, Session]
     used: Used
     quotas: tuple[Quota, ...]
     asked: tuple[RequestCount, ...]
@@ -52,9 +51,7 @@ class Contents:
     @classmethod
     def read(cls, connection: Connection, version: int) -> Contents:
         """Read the contents in a transaction that sees this version."""
-        sessions = PersistentMap[int, Session](part_of_id).then(
-            {s.id: s for s in LIVE_SESSIONS.read(connection)}
-        )
+        sessions = {s.id: s for s in LIVE_SESSIONS.read(connection)}
         newest_id = connection.execute(NEWEST_ID).scalar_one() or 0
         nodes = read_nodes(connection)
         return cls(
@@ -94,8 +91,11 @@ class Contents:
 
         ``count_asked`` counts the requested amounts again, given the newest session's id.
         """
-        live = {number: None if s.state in ENDED else s for number, s in changed.items()}
-        changes = [(self.sessions.get(number), session) for number, session in live.items()]
+        changes = [(self.sessions.get(n), None if s.state in ENDED else s) for n, s in changed.items()]
+        # New sessions have the highest ids, so the order stays.
+        sessions = {**self.sessions, **changed}
+        for number in [n for n, s in changed.items() if s.state in ENDED]:
+            del sessions[number]
         runs = past_runs(changed.values())
         newest_id = max(self.newest_id, *changed) if changed else self.newest_id
         again = counted_ids(newest_id) != counted_ids(self.newest_id) or any(
@@ -106,7 +106,7 @@ class Contents:
         return replace(
             self,
             version=self.version + 1,
-            sessions=self.sessions.then(live),
+            sessions=sessions,
             used={**self.used, **used} if used else self.used,
             asked=count_asked(newest_id) if again else self.asked,
             newest_id=newest_id,

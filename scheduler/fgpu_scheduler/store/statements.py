@@ -12,9 +12,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.model import Node, Quota, RequestCount, Session, SessionState
-from fgpu_scheduler.core.request_counts import AMOUNTS, counted_ids, in_order
+from fgpu_scheduler.core.request_counts import counted_ids, in_order
 from fgpu_scheduler.core.run_lengths import NEWEST_RUNS, PastRun
-from fgpu_scheduler.store.rows import Used, models_of, nodes_of, quotas_of, sessions_of
+from fgpu_scheduler.core.shares import RequestShape
+from fgpu_scheduler.store.rows import Used, nodes_of, quota_key, quota_of, sessions_of, texts_of
 from fgpu_scheduler.store.schema import (
     devices,
     end_messages,
@@ -91,6 +92,9 @@ class SessionQuery:
             .order_by(shares.c.session_id, shares.c.position)
         )
 
+    def first(self, connection: sa.Connection, **values: Any) -> Session | None:
+        return next(iter(self.read(connection, **values)), None)
+
     def read(self, connection: sa.Connection, **values: Any) -> tuple[Session, ...]:
         rows = connection.execute(self.chosen, values).all()
         return sessions_of(rows, connection.execute(self.shares, values) if rows else ())
@@ -144,7 +148,7 @@ NEXT_VERSION = CompiledStatement(
     sa.update(meta).values(version=meta.c.version + sa.literal_column("1")).returning(meta.c.version)
 )
 NEWEST_ID = sa.select(sa.func.max(sessions.c.id))
-_amounts = [sessions.c[name] for name in AMOUNTS]
+_amounts = [sessions.c[name] for name in RequestShape._fields]
 _ASKED = (
     sa.select(*_amounts, sa.func.count())
     .where(sessions.c.id.between(sa.bindparam("first"), sa.bindparam("last")))
@@ -205,7 +209,8 @@ def read_nodes(connection: sa.Connection) -> tuple[Node, ...]:
 
 def read_quotas(connection: sa.Connection) -> tuple[Quota, ...]:
     """Return the quotas by `quota_key`."""
-    return quotas_of(connection.execute(sa.select(quotas)))
+    # Sorted here: the order of texts depends on a PostgreSQL database's collation.
+    return tuple(sorted(map(quota_of, connection.execute(sa.select(quotas))), key=quota_key))
 
 
 def read_used(connection: sa.Connection) -> Used:
@@ -221,4 +226,4 @@ def read_asked(connection: sa.Connection, newest_id: int) -> tuple[RequestCount,
         return ()
     counts = connection.execute(_ASKED, {"first": ids[0], "last": ids[-1]})
     # The models are the last column of the amounts.
-    return in_order((*amounts, models_of(models), count) for *amounts, models, count in counts)
+    return in_order((*amounts, texts_of(models), count) for *amounts, models, count in counts)

@@ -86,7 +86,8 @@ class Store(SessionStore):
             BadSettings: one is there twice, has no limit, an impossible limit, or no name. Nothing is changed.
         """
         with self.writing(now_s=now_s) as write:
-            quota_store.replace_file_quotas(quotas, write)
+            edits = quota_store.read_quota_edits(write.connection)
+            quota_store.replace_quotas(quota_store.in_force(quota_store.checked(quotas), edits), write)
 
     # --- Reading ---
 
@@ -124,14 +125,12 @@ class Store(SessionStore):
     def session(self, session_id: int) -> Session | None:
         """Return the session with this id, live or ended."""
         with self.reading() as connection:
-            return next(iter(statements.ONE_SESSION.read(connection, session_id=session_id)), None)
+            return statements.ONE_SESSION.first(connection, session_id=session_id)
 
     def serving(self, user: str, server_name: str) -> Session | None:
         """Return the server's current session."""
         with self.reading() as connection:
-            return next(
-                iter(statements.SERVING_SESSION.read(connection, user=user, server_name=server_name)), None
-            )
+            return statements.SERVING_SESSION.first(connection, user=user, server_name=server_name)
 
     def ended(self, *, user: str | None, limit: int) -> tuple[Session, ...]:
         """Return the sessions that ended last, of one user or of all, newest first."""

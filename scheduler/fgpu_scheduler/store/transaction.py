@@ -142,13 +142,11 @@ class Write:
 
     def one(self, session_id: int) -> Session:
         """Return the session with this id as it was before, or raise `UnknownSession`."""
-        live = self.world.sessions.get(session_id)
-        if live is not None:
-            return live
-        found = statements.ONE_SESSION.read(self.connection, session_id=session_id)
-        if not found:
+        found = self.world.sessions.get(session_id)
+        found = found or statements.ONE_SESSION.first(self.connection, session_id=session_id)
+        if found is None:
             raise UnknownSession(f"there is no session {session_id}")
-        return found[0]
+        return found
 
     def event(
         self,

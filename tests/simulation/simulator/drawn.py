@@ -8,9 +8,9 @@ from random import Random
 
 from fgpu_scheduler.core.accounts import Account, Accounts
 from fgpu_scheduler.core.model import Device, Node, Quota, QuotaScope, Request
-from fgpu_scheduler.core.policies import ORDERS, GroupPolicy, Policy, group_policy
+from fgpu_scheduler.core.orders import ORDERS
+from fgpu_scheduler.core.policies import GroupPolicy, Policy, group_policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules
-from fgpu_scheduler.core.scores import PLACEMENTS
 from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
 
 GROUPS = ("lab", "class")
@@ -21,10 +21,10 @@ ACCOUNT_OF = {"u0": "science/ml", "u1": "science/bio", "u2": "science/ml", "u3":
 HUB_GROUPS = {"u0": ("ml101",), "u1": ("ml101", "staff"), "u2": ("staff",)}
 
 
-def nodes(rng: Random) -> tuple[Node, ...]:
-    """Return one to four nodes of one to four devices, of one or two resource groups."""
+def nodes(rng: Random, count: int | None = None) -> tuple[Node, ...]:
+    """Return one to four nodes, or ``count``, of one to four devices, of one or two resource groups."""
     found = []
-    for number in range(rng.randint(1, 4)):
+    for number in range(rng.randint(1, 4) if count is None else count):
         node_id = f"n{number}"
         capacity = 1000 * rng.choice((1, 1, 2, 5))
         memory_mib = rng.choice((8192, 16160, 24576, 81559))
@@ -54,12 +54,9 @@ def policy(rng: Random) -> Policy:
 
 
 def _group_policy(rng: Random) -> GroupPolicy:
-    return group_policy(
-        order=rng.choice((*sorted(ORDERS), "fifo")),
-        placement=rng.choice(sorted(PLACEMENTS)),
-        longest_wait_s=rng.choice((300, 1800, 43200)),
-        half_life_s=rng.choice((600, 86400)),
-    )
+    order = rng.choice((*sorted(ORDERS), "fifo"))
+    times = {"longest_wait_s": rng.choice((300, 1800, 43200)), "half_life_s": rng.choice((600, 86400))}
+    return group_policy(order=order, **{name: times[name] for name in ORDERS[order].times})
 
 
 def rules(rng: Random) -> AllRules:

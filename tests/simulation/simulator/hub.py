@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.model import EndCause, Session, SessionState
-from fgpu_scheduler.core.parking import due_for_parking
+from fgpu_scheduler.core.parking import plan_parking
 from fgpu_scheduler.core.reconcile import Observed
 from fgpu_scheduler.errors import FGPUError, InvalidTransition, StoreUnavailable
 from fgpu_scheduler.ports import Seen
@@ -237,13 +237,13 @@ class Hub(Lab):
             ):
                 await self._restore(session)
         held_mib = {s.id: 1000 * (s.id % 4) for s in snapshot.sessions}
-        due = due_for_parking(
+        due = plan_parking(
             snapshot,
             self._rules,
             gpu_idle_since_s=self._idle,
             held_mib=held_mib,
             host_mib={node.id: HOST_MIB for node in snapshot.nodes},
-        )
+        ).due
         for session in due[:1]:
             if await self._engine_does(0, 3, lambda: self._moves(session, on_gpu=False)):  # noqa: B023
                 await self._queue.park(session.id, held_mib[session.id])

@@ -77,6 +77,7 @@ class Lab:
         policy: Policy | None,
         rules: AllRules | None,
         faults: Faults | None,
+        nodes: int | None,
     ) -> None:
         self.seed = seed
         self.step = 0
@@ -100,7 +101,7 @@ class Lab:
         self._accepted: list[Request] = []
         self._submitted = self._ran = self._stale = self._restarts = self._orphans = 0
         self._caps = admission.Caps(fgpu_step_milli=100, max_count=5, max_pending_per_user=6)
-        found = drawn.nodes(self._rng)
+        found = drawn.nodes(self._rng, nodes)
         # Few different amounts, so that the order among equal requests can be checked.
         fitting = admission.amounts_that_fit(found, self._caps)
         self._amounts = [self._rng.choice(fitting) for _ in range(3)]

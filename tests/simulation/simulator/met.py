@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from fgpu_scheduler.core.lifecycle import ENDED
 from fgpu_scheduler.core.model import QuotaScope, Request, Session, SessionState, Snapshot
-from fgpu_scheduler.core.policies import ORDERS, GroupPolicy, Policy
-from fgpu_scheduler.core.scores import PLACEMENTS
+from fgpu_scheduler.core.policies import GroupPolicy, Policy
 
 S = SessionState
 
@@ -57,13 +56,7 @@ class Coverage:
 
 
 def _of_policy(own: GroupPolicy) -> list[str]:
-    orders = sorted({order.__name__ for order in ORDERS.values() if order is own.order})
-    placements = [name for name, placing in PLACEMENTS.items() if placing is own.placing]
-    return [
-        *(f"order {name}" for name in orders),
-        *(f"placement {name}" for name in placements),
-        f"strict {own.strict}",
-    ]
+    return [f"order {own.order.__name__}", f"strict {own.strict}"]
 
 
 def _of_request(asked: Request) -> list[str]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from fgpu_scheduler.core import orders, placement
 from fgpu_scheduler.core.lifecycle import UP
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.planner import Plan, ReserveDecision, applied
+from fgpu_scheduler.core.planner import Plan, Reservation, applied
 from fgpu_scheduler.core.policies import Policy
-from simulator.quota_checks import guaranteed, names
+from simulator.quota_checks import guaranteed, limit_s
 
 S = SessionState
 
@@ -82,7 +82,7 @@ def less_liked(snapshot: Snapshot, decided: Plan) -> Iterator[str]:
     Reserved capacity and models over a quota may be free without being available to the session.
     """
     sessions = {s.id: s for s in snapshot.sessions}
-    kept = [one.node_id for one in decided.decisions if isinstance(one, ReserveDecision)]
+    kept = [one.placement.node_id for one in decided.decisions if isinstance(one, Reservation)]
     model_of = {d.uuid: d.model for node in snapshot.nodes for d in node.devices}
     left = [node for node in placement.free(applied(snapshot, decided)) if node.node.id not in kept]
     for placed in decided.placed:
@@ -111,7 +111,7 @@ def _asked(session: Session, last: Snapshot) -> tuple[object, ...]:
         asked.gpu_memory_mib,
         asked.compute_percent,
         asked.gpu_models,
-        _limit_s(session, last),
+        limit_s(session, last),
     )
 
 
@@ -203,9 +203,9 @@ class Promises:
                 return in_state_s > ENDING_S // 2
             case S.RUNNING | S.PARKED | S.RESUMING:
                 in_state_s = max(in_state_s, now_s - (session.started_at_s or now_s))
-                limit_s = _limit_s(session, last)
+                longest_s = limit_s(session, last)
                 return _overdue(session, now_s) or (
-                    limit_s is not None and in_state_s > limit_s + ENDING_S // 2
+                    longest_s is not None and in_state_s > longest_s + ENDING_S // 2
                 )
             case S.SCHEDULED | S.PREPARING | S.PULLING:
                 # The states of a launch share its time.
@@ -213,13 +213,6 @@ class Promises:
                 return in_state_s > LAUNCH_S // 3 or scheduled_s > LAUNCH_S
             case _:
                 return False
-
-
-def _limit_s(session: Session, last: Snapshot) -> int | None:
-    """Return the longest run that a promise may rely on, by the session's request and the quotas."""
-    limits = [session.time_limit_s]
-    limits += [quota.max_lifetime_s for quota in last.quotas if names(quota, session.request)]
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _put_off(before: Session, after: Session | None) -> bool:

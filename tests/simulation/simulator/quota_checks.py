@@ -46,9 +46,8 @@ def _stopped(session: Session, now: Snapshot) -> bool:
         for name in names(quota, session.request):
             own = [s for s in now.sessions if s.id != session.id and name in names(quota, s.request)]
             taken = [s for s in own if s.state in HOLDING or s.wait_reason is WaitReason.RESERVED]
-            fgpu_milli = sum(
-                _taken_milli(s) or s.request.fgpu_milli for s in taken if not _is_away(s)
-            ) + _needed_milli(session)
+            fgpu_milli = sum(_placed_milli(s) or s.request.fgpu_milli for s in taken if not _is_away(s))
+            fgpu_milli += _needed_milli(session)
             # The fGPU of an explicit amount depends on the device.
             unknown = any(s.placement is None and s.request.gpu_memory_mib is not None for s in taken)
             comes = session.state is S.PENDING
@@ -70,6 +69,13 @@ def names(quota: Quota, asked: Request) -> list[str]:
     if quota.scope.value == "group":
         return [group for group in asked.groups if quota.name in ("*", group)]
     return ["everybody"]
+
+
+def limit_s(session: Session, now: Snapshot, lifetime_s: int | None = None) -> int | None:
+    """Return the longest run of a session by its request, the quotas and the lifetime of its resource group."""
+    limits = [session.time_limit_s, lifetime_s]
+    limits += [quota.max_lifetime_s for quota in now.quotas if names(quota, session.request)]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def guaranteed(session: Session, now: Snapshot) -> set[str]:
@@ -120,6 +126,8 @@ def _needed_milli(session: Session) -> int:
 
 
 def _taken_milli(session: Session) -> int:
-    if session.parked_at_s is not None:
-        return 0
+    return 0 if session.parked_at_s is not None else _placed_milli(session)
+
+
+def _placed_milli(session: Session) -> int:
     return sum(share.fgpu_milli for share in session.placement.shares) if session.placement else 0

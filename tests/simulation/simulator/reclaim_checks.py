@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from fgpu_scheduler.core.lifecycle import UP
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 from fgpu_scheduler.core.reclaim import AllRules
-from simulator.quota_checks import guaranteed, names, within
+from simulator.quota_checks import guaranteed, limit_s, within
 
 S = SessionState
 RECLAIMED = (EndCause.TIME_LIMIT, EndCause.IDLE, EndCause.PREEMPTED)
@@ -62,13 +62,11 @@ class Warned:
         rules = self._rules.of(session.request.resource_group)
         if cause is not EndCause.TIME_LIMIT:
             return rules.grace_s
-        limit_s = self._limit_s(last, session)
-        return rules.grace_s if limit_s is None else min(rules.grace_s, limit_s // 2)
+        longest_s = self._limit_s(last, session)
+        return rules.grace_s if longest_s is None else min(rules.grace_s, longest_s // 2)
 
     def _limit_s(self, last: Snapshot, session: Session) -> int | None:
-        limits = [session.time_limit_s, self._rules.of(session.request.resource_group).max_lifetime_s]
-        limits += [quota.max_lifetime_s for quota in last.quotas if names(quota, session.request)]
-        return min((limit for limit in limits if limit is not None), default=None)
+        return limit_s(session, last, self._rules.of(session.request.resource_group).max_lifetime_s)
 
     def _groundless(self, last: Snapshot, old: Session, new: Session, now_s: int) -> Iterator[str]:
         group = old.request.resource_group
@@ -91,7 +89,7 @@ class Warned:
                     s.state is S.PENDING
                     and not s.held
                     and s.request.resource_group == group
-                    and _goes_first(s, old, last)
+                    and goes_first(s, old, last)
                     for s in last.sessions
                 ):
                     yield f"session {old.id} was pre-empted, and nobody of higher priority waits"
@@ -117,7 +115,7 @@ class Warned:
                 yield f"session {session.id} replaces {old.id}, and not at its place: {session}"
 
 
-def _goes_first(waits: Session, runs: Session, last: Snapshot) -> bool:
+def goes_first(waits: Session, runs: Session, last: Snapshot) -> bool:
     """Return whether a session may end for a waiting one: by priority or guarantee, and not within its own guarantee."""
     both = {*waits.request.account.split("/")} & {*runs.request.account.split("/")}
     if within(runs, last) - both:

@@ -86,8 +86,9 @@ class Simulation(Outages):
         policy: Policy | None = None,
         rules: AllRules | None = None,
         faults: Faults | None = None,
+        nodes: int | None = None,
     ) -> None:
-        super().__init__(seed, folder, policy=policy, rules=rules, faults=faults)
+        super().__init__(seed, folder, policy=policy, rules=rules, faults=faults, nodes=nodes)
 
     def run(self, events: int) -> Report:
         """Run this number of events, then stop the faults and let every session end.
@@ -189,13 +190,14 @@ def simulate(
     policy: Policy | None = None,
     rules: AllRules | None = None,
     faults: Faults | None = None,
+    nodes: int | None = None,
 ) -> Report:
-    """Run one simulation until all its sessions have ended, with a store in memory.
+    """Run one simulation until all its sessions have ended, with a store in memory; ``nodes``: on this number of nodes.
 
     Raises:
         Violation: a check failed.
     """
-    return Simulation(seed, policy=policy, rules=rules, faults=faults).run(events)
+    return Simulation(seed, policy=policy, rules=rules, faults=faults, nodes=nodes).run(events)
 
 
 def simulate_in_file(seed: int, events: int) -> Report:

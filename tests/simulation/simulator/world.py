@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.expected_starts import SOON_S
@@ -146,6 +146,13 @@ class World(Snapshot):
         """Return the newest session of a user."""
         return next(s for s in reversed(self.sessions) if s.request.user == user)
 
+    def having(self, user: str, **values: object) -> World:
+        """Change these fields of the newest session of a user, or of its request."""
+        old = self.of(user)
+        asked = {field.name: values.pop(field.name) for field in fields(Request) if field.name in values}
+        new = replace(old, request=replace(old.request, **asked), **values)  # type: ignore[arg-type]
+        return replace(self, sessions=tuple(new if s.id == old.id else s for s in self.sessions))
+
     def device(self, uuid: str) -> placement.DeviceFree:
         """Return the free capacity of a device."""
         return next(d for n in placement.free(self) for d in n.devices if d.device.uuid == uuid)
@@ -157,7 +164,12 @@ class World(Snapshot):
             self,
             sessions=tuple(
                 replace(
-                    s, state=SessionState.RUNNING, placement=where[s.id], attempt=1, started_at_s=self.now_s
+                    s,
+                    state=SessionState.RUNNING,
+                    placement=where[s.id],
+                    attempt=1,
+                    scheduled_at_s=self.now_s,
+                    started_at_s=self.now_s,
                 )
                 if s.id in where
                 else s

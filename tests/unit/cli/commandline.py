@@ -68,20 +68,26 @@ def filled(url: str, *nodes: Node) -> None:
     store.close()
 
 
-def fgpu(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = cli.main(arguments)
-    out, err = capsys.readouterr()
-    return status, out, err
+class Fgpu:
+    """The command ``fgpu``, run in this process."""
 
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
 
-def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Return the status and the one line of a command that fails."""
-    status, out, err = fgpu(capsys, *arguments)
-    assert out == ""
-    assert err.startswith("fgpu: ")
-    assert err.endswith("\n")
-    assert err.count("\n") == 1
-    return status, err.removeprefix("fgpu: ").removesuffix("\n")
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Return the status, and what is on standard output and on standard error."""
+        status = cli.main(arguments)
+        out, err = self._capsys.readouterr()
+        return status, out, err
+
+    def failure(self, *arguments: str) -> tuple[int, str]:
+        """Return the status and the one line of a command that fails."""
+        status, out, err = self(*arguments)
+        assert out == ""
+        assert err.startswith("fgpu: ")
+        assert err.endswith("\n")
+        assert err.count("\n") == 1
+        return status, err.removeprefix("fgpu: ").removesuffix("\n")
 
 
 def write_config(folder: Path, *, after: str = "", **settings: Any) -> str:

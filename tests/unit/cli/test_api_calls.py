@@ -1,4 +1,4 @@
-"""Certificates: which one the commands trust as they call the API, and which one the proxy can use."""
+"""Calls of the API: certificates that are trusted, what is in no address, and what a forecast says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from commandline import failure, fgpu
+from commandline import Fgpu
+from fgpuspawner.cli.api import ApiClient, CallFailed
 from fgpuspawner.cli.hub_traits import wrong_certificate
 
 
@@ -77,9 +78,9 @@ def hub(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_certificate_is_trusted_if_this_machine_trusts_it(
-    hub: str, certificate: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: str, certificate: Path, monkeypatch: pytest.MonkeyPatch, fgpu: Fgpu
 ) -> None:
-    status, out, _ = fgpu(capsys, "list", "--json")
+    status, out, _ = fgpu("list", "--json")
     assert status == 1
     assert json.loads(out)["error"] == {
         "code": "hub_untrusted",
@@ -89,12 +90,80 @@ def test_a_certificate_is_trusted_if_this_machine_trusts_it(
     }
     # OpenSSL's own name for the file of the authorities that a machine trusts.
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    assert fgpu(capsys, "list") == (0, "no sessions\n", "")
+    assert fgpu("list") == (0, "no sessions\n", "")
     monkeypatch.setenv("FGPU_HUB_URL", other := hub.replace("127.0.0.1", "localhost"))
-    assert failure(capsys, "list") == (
+    assert fgpu.failure("list") == (
         1,
         f"{other}: its certificate is not trusted here: Hostname mismatch, certificate is not valid for 'localhost'",
     )
+
+
+def test_session_is_renamed_and_a_missing_amount_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, fgpu: Fgpu
+) -> None:
+    sent: list[tuple[object, ...]] = []
+
+    def change(_api: ApiClient, *call: object) -> dict[str, object]:
+        sent.append(call)
+        return {"session": {"display_name": "try 2"}}
+
+    monkeypatch.setattr(ApiClient, "change", change)
+    monkeypatch.setenv("FGPU_HUB_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret")
+    assert fgpu("rename", "12", "try 2") == (0, "session 12 is now try 2\n", "")
+    status, line = fgpu.failure("grow", "12")
+    assert (status, line[:19]) == (2, "name the new amount")
+    assert sent == [("PATCH", "sessions/12", {"name": "try 2"})]
+
+
+@pytest.mark.parametrize("command", ["run", "forecast"])
+def test_variables_and_scripts_are_in_no_address(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fgpu: Fgpu
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def call(_api: ApiClient, _method: str, path: str, **query: object) -> dict[str, object]:
+        if path == "me":
+            return {"user": "alice"}
+        asked.append(query)
+        raise CallFailed("stop", "that is all")
+
+    monkeypatch.setattr(ApiClient, "service_call", call)
+    monkeypatch.setenv("FGPU_HUB_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret")
+    (tmp_path / "lines").write_text("WANDB_API_KEY=s3cret")
+    own = ("--variables", f"@{tmp_path}/lines", "--script", "echo s3cret")
+    assert fgpu.failure(command, "--fgpu", "1", *own) == (1, "that is all")
+    (query,) = asked
+    assert query.pop("count", "1") == "1"
+    assert query == {"fgpu": "1"}
+    status, line = fgpu.failure(command, "--variables", f"@{tmp_path}/none")
+    assert (status, line) == (
+        2,
+        f"Invalid value for '--variables': '{tmp_path}/none' cannot be read: No such file or directory; "
+        f"see fgpu {command} --help",
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ({"basis": "no estimate yet", "expected_start_at_s": None}, "position 2, no estimate yet"),
+        (
+            {"basis": "time limits", "expected_start_at_s": 1_790_000_000},
+            "position 2, expected start 2026-09-21 14:13:20Z, from time limits",
+        ),
+    ],
+)
+def test_forecast_says_the_position_and_when_it_starts(
+    found: dict[str, object], line: str, monkeypatch: pytest.MonkeyPatch, fgpu: Fgpu
+) -> None:
+    said = {"refusals": [], "starts_now": False, "text": "all GPUs are busy", "largest_now": "0.5"}
+    monkeypatch.setattr(ApiClient, "service_call", lambda *_, **__: said | {"position": 2} | found)
+    monkeypatch.setenv("FGPU_HUB_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret")
+    status, out, _ = fgpu("forecast", "--fgpu", "1")
+    assert (status, out.splitlines()) == (0, ["all GPUs are busy", line, "0.5 fGPU would start now"])
 
 
 def test_encrypted_key_is_checked_with_the_proxys_passphrase(

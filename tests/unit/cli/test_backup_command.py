@@ -22,7 +22,7 @@ import pytest
 from sqlalchemy import MetaData, NullPool, create_engine, make_url, select, text
 from store_worlds import postgres_url
 
-from commandline import AT_S, failure, fgpu, filled, request, write_config
+from commandline import AT_S, Fgpu, filled, request, write_config
 from fgpu_scheduler import Claim, Store
 from fgpuspawner.backup import archive
 from fgpuspawner.backup.archive import Manifest, pack
@@ -95,15 +95,15 @@ def first(tmp_path: Path, at: Callable[[str], str]) -> str:
 
 
 def test_restore_on_another_machine_brings_back_both_databases(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
+    tmp_path: Path, fgpu: Fgpu, first: str, at: Callable[[str], str]
 ) -> None:
     backup = str(tmp_path / "backup.tar.gz")
-    status, out, err = fgpu(capsys, "backup", backup, "--config", first)
+    status, out, err = fgpu("backup", backup, "--config", first)
     assert (status, err) == (0, "")
     kind = make_url(at("first")).get_backend_name()
     assert f"databases: scheduler ({kind}), hub (sqlite)" in out
     there = installation(tmp_path / "there", at("there"), f"sqlite:///{tmp_path}/there/hub.sqlite")
-    status, out, err = fgpu(capsys, "restore", backup, "--config", there)
+    status, out, err = fgpu("restore", backup, "--config", there)
     assert (status, err) == (0, "")
     assert "2 waiting: each keeps its place" in out
     assert "3 under way" in out
@@ -112,7 +112,7 @@ def test_restore_on_another_machine_brings_back_both_databases(
 
 
 def test_backup_during_writes_is_of_one_instant(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
+    tmp_path: Path, fgpu: Fgpu, first: str, at: Callable[[str], str]
 ) -> None:
     ended, begun = threading.Event(), threading.Event()
 
@@ -133,12 +133,12 @@ def test_backup_during_writes_is_of_one_instant(
     try:
         assert begun.wait(60)
         backup = str(tmp_path / "backup.tar.gz")
-        assert fgpu(capsys, "backup", backup, "--config", first)[0] == 0
+        assert fgpu("backup", backup, "--config", first)[0] == 0
     finally:
         ended.set()
         writer.join()
     there = installation(tmp_path / "there", at("there"), f"sqlite:///{tmp_path}/there/hub.sqlite")
-    assert fgpu(capsys, "restore", backup, "--config", there)[0] == 0
+    assert fgpu("restore", backup, "--config", there)[0] == 0
     with closing(Store(at("there"))) as store:
         store.connect_readonly()
         waiting = [s.request.user for s in store.snapshot(AT_S).sessions if s.request.user[0] in "uv"]
@@ -148,149 +148,59 @@ def test_backup_during_writes_is_of_one_instant(
     )
 
 
-@pytest.fixture
-def cookie(tmp_path: Path, first: str) -> Path:
-    """The cookie secret of the installation."""
-    path = tmp_path / "first" / "data" / "jupyterhub_cookie_secret"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("c00c1e")
-    return path
-
-
-@pytest.fixture
-def passphrase(tmp_path: Path) -> str:
-    """A file with one."""
-    path = tmp_path / "passphrase"
-    path.write_text("correct horse battery\n")
-    path.chmod(0o600)
-    return str(path)
-
-
-def test_backup_is_private_and_its_secrets_are_encrypted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, cookie: Path, passphrase: str
-) -> None:
-    without, with_it = tmp_path / "without.tar.gz", tmp_path / "with.tar.gz"
-    assert fgpu(capsys, "backup", str(without), "--config", first)[0] == 0
-    secrets = ("--secrets", "--passphrase-file", passphrase)
-    assert fgpu(capsys, "backup", str(with_it), *secrets, "--config", first)[0] == 0
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (without, with_it)} == {0o600}
-    for path, there in ((without, []), (with_it, ["secrets/jupyterhub_cookie_secret.encrypted"])):
-        with tarfile.open(path) as packed:
-            assert [name for name in packed.getnames() if name.startswith("secrets")] == there
-            assert all(b"c00c1e" not in packed.extractfile(m).read() for m in packed if m.isfile())  # type: ignore[union-attr]
-    to = tmp_path / "files"
-    opens = ("--passphrase-file", passphrase)
-    assert fgpu(capsys, "backup", "--verify", str(with_it), *opens)[0] == 0
-    assert fgpu(capsys, "restore", str(with_it), "--files", str(to), *opens)[0] == 0
-    assert {path.name for path in to.iterdir()} == {"jupyterhub_config.py", "jupyterhub_cookie_secret"}
-    assert (to / "jupyterhub_cookie_secret").read_text() == "c00c1e"
-    assert {stat.S_IMODE(path.stat().st_mode) for path in to.iterdir()} == {0o600}
-
-
-def test_restore_needs_the_passphrase_for_the_cookie_secret(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    first: str,
-    at: Callable[[str], str],
-    cookie: Path,
-    passphrase: str,
-) -> None:
-    backup = str(tmp_path / "backup.tar.gz")
-    opens = ("--passphrase-file", passphrase)
-    assert fgpu(capsys, "backup", backup, "--secrets", *opens, "--config", first)[0] == 0
-    left_out = "cookie secret: left out, as no passphrase was given"
-    assert left_out in fgpu(capsys, "backup", "--verify", backup)[1]
-    there = installation(tmp_path / "there", at("there"), f"sqlite:///{tmp_path}/there/hub.sqlite")
-    wrong = tmp_path / "wrong"
-    wrong.write_text("correct horse battering")
-    wrong.chmod(0o600)
-    for command in (("restore",), ("backup", "--verify")):
-        assert failure(capsys, *command, backup, "--passphrase-file", str(wrong), "--config", there) == (
-            1,
-            "the passphrase is not that of the backup's secrets",
-        )
-    assert not (tmp_path / "there" / "hub.sqlite").exists()
-    assert "nobody has to log in again" in fgpu(capsys, "restore", backup, *opens, "--config", there)[1]
-    put = tmp_path / "there" / "data" / "jupyterhub_cookie_secret"
-    assert (put.read_text(), stat.S_IMODE(put.stat().st_mode)) == ("c00c1e", 0o600)
-    elsewhere = installation(tmp_path / "else", at("elsewhere"), f"sqlite:///{tmp_path}/else/hub.sqlite")
-    status, out, _ = fgpu(capsys, "restore", backup, "--config", elsewhere)
-    assert (status, left_out in out) == (0, True)
-    assert not (tmp_path / "else" / "data" / "jupyterhub_cookie_secret").exists()
-
-
-def test_passphrase_is_typed_twice_and_long_and_its_file_private(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    first: str,
-    cookie: Path,
-    passphrase: str,
-) -> None:
+def test_backup_is_private_and_without_the_secrets_of_the_hub(tmp_path: Path, fgpu: Fgpu, first: str) -> None:
+    cookie = tmp_path / "first" / "data" / "jupyterhub_cookie_secret"
+    cookie.parent.mkdir(exist_ok=True)
+    cookie.write_text("c00c1e")
     backup = tmp_path / "backup.tar.gz"
-    asked = ("backup", str(backup), "--secrets", "--config", first)
-    assert failure(capsys, *asked) == (2, "--secrets: name a file with a passphrase: --passphrase-file FILE")
-    Path(passphrase).chmod(0o640)
-    assert failure(capsys, *asked, "--passphrase-file", passphrase) == (
-        2,
-        f"others can read {passphrase}, which has a passphrase in it: chmod 600 {passphrase}",
-    )
-    typed: list[str] = []
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("getpass.getpass", lambda prompt: typed.pop(0))
-    typed += ["correct horse", "correct house"]
-    assert failure(capsys, *asked) == (2, "these are two different passphrases")
-    typed += ["horse", "horse"]
-    assert failure(capsys, *asked) == (1, "the passphrase has 5 characters; take at least 12")
-    assert not backup.exists()
-    typed += ["correct horse", "correct horse", "correct horse"]
-    assert fgpu(capsys, *asked)[0] == 0
-    assert fgpu(capsys, "backup", "--verify", str(backup))[0] == 0
-    assert typed == []
+    assert fgpu("backup", str(backup), "--config", first)[0] == 0
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    with tarfile.open(backup) as packed:
+        assert all(b"c00c1e" not in packed.extractfile(m).read() for m in packed if m.isfile())  # type: ignore[union-attr]
+    # As docs/operations.md says.
+    subprocess.run(["tar", "xzf", backup, "-C", tmp_path, "config"], check=True)
+    (config,) = (tmp_path / "config").iterdir()
+    assert config.read_text() == Path(first).read_text()
 
 
-def test_verify_finds_a_damaged_backup(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
-) -> None:
+def test_verify_finds_a_damaged_backup(tmp_path: Path, fgpu: Fgpu, first: str) -> None:
     good = tmp_path / "good.tar.gz"
-    assert fgpu(capsys, "backup", str(good), "--config", first)[0] == 0
-    status, out, _ = fgpu(capsys, "backup", "--verify", str(good))
+    assert fgpu("backup", str(good), "--config", first)[0] == 0
+    status, out, _ = fgpu("backup", "--verify", str(good))
     assert status == 0
     assert out.startswith(f"OK: {good} can be restored\n")
     cut = tmp_path / "cut.tar.gz"
     cut.write_bytes(good.read_bytes()[:-200])
-    assert failure(capsys, "backup", "--verify", str(cut))[1].startswith(f"{cut} is no backup, or damaged: ")
+    assert fgpu.failure("backup", "--verify", str(cut))[1].startswith(f"{cut} is no backup, or damaged: ")
     changed, folder = tmp_path / "changed.tar.gz", tmp_path / "changed"
     folder.mkdir()
     subprocess.run(["tar", "xzf", good, "-C", folder], check=True)
     (folder / "config" / "jupyterhub_config.py").write_text("exit()")
     with tarfile.open(changed, "w:gz") as packed:
         packed.add(folder, arcname=".")
-    assert failure(capsys, "backup", "--verify", str(changed)) == (
+    assert fgpu.failure("backup", "--verify", str(changed)) == (
         1,
         f"{changed} is damaged: config/jupyterhub_config.py is not what was backed up",
     )
 
 
 def test_restore_refuses_a_running_hub_and_a_used_database(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
+    tmp_path: Path, fgpu: Fgpu, first: str, at: Callable[[str], str]
 ) -> None:
     backup = str(tmp_path / "backup.tar.gz")
-    assert fgpu(capsys, "backup", backup, "--config", first)[0] == 0
+    assert fgpu("backup", backup, "--config", first)[0] == 0
     before = rows(at("first"))
     with closing(Claim(at("first"))) as claim, pytest.MonkeyPatch.context() as patched:
         claim.take()
         patched.setattr("fgpu_scheduler.store.claim.LOCK_WAIT_S", 0)
-        assert (
-            "another Hub serves the sessions of" in failure(capsys, "restore", backup, "--config", first)[1]
-        )
+        assert "another Hub serves the sessions of" in fgpu.failure("restore", backup, "--config", first)[1]
     if make_url(at("first")).get_backend_name() == "postgresql":
-        said = failure(capsys, "restore", backup, "--config", first)[1]
+        said = fgpu.failure("restore", backup, "--config", first)[1]
         assert "c.FGPU.db_url: " in said
         assert "make an empty database (createdb), and name that one here" in said
     else:
         # What was there stays beside it.
-        status, out, _ = fgpu(capsys, "restore", backup, "--config", first)
+        status, out, _ = fgpu("restore", backup, "--config", first)
         assert status == 0
         assert out.count("; what was there is ") == 2
         (kept,) = tmp_path.glob("first.sqlite.before-????????T??????")
@@ -299,10 +209,8 @@ def test_restore_refuses_a_running_hub_and_a_used_database(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_files_that_root_restores_belong_to_the_hub_user(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], passphrase: str
-) -> None:
-    user, opens = 4711, ("--passphrase-file", passphrase)
+def test_files_that_root_restores_belong_to_the_hub_user(tmp_path: Path, fgpu: Fgpu) -> None:
+    user = 4711
     # Others than root cannot enter the folders of tests.
     with tempfile.TemporaryDirectory() as name, databases("sqlite", Path(name, "data")) as url:
         folder, data, nightly = Path(name), Path(name, "data"), Path(name, "nightly")
@@ -311,19 +219,17 @@ def test_files_that_root_restores_belong_to_the_hub_user(
             own.mkdir(mode=0o700)
             os.chown(own, user, user)
         filled(url("fgpu"))
-        (data / "jupyterhub_cookie_secret").write_text("c00c1e")
         backup, config = (
             str(tmp_path / "backup.tar.gz"),
             installation(folder, url("fgpu"), hub_database(data)),
         )
-        assert fgpu(capsys, "backup", backup, "--secrets", *opens, "--config", config)[0] == 0
-        (data / "jupyterhub_cookie_secret").unlink()
+        assert fgpu("backup", backup, "--config", config)[0] == 0
         for left in data.iterdir():
             os.chown(left, user, user)
-        assert fgpu(capsys, "restore", backup, *opens, "--config", config)[0] == 0
+        assert fgpu("restore", backup, "--config", config)[0] == 0
         assert (os.getuid(), os.geteuid(), os.getegid()) == (0, 0, 0)
         found = {path.name: path.stat() for path in data.iterdir()}
-        assert {"fgpu.sqlite", "hub.sqlite", "hub.lock", "jupyterhub_cookie_secret"} <= found.keys()
+        assert {"fgpu.sqlite", "hub.sqlite", "hub.lock"} <= found.keys()
         assert {(s.st_uid, s.st_gid) for s in found.values()} == {(user, user)}
         assert {found[n].st_mode & 0o777 for n in ("fgpu.sqlite", "hub.sqlite")} == {0o600}
         os.setegid(user)
@@ -332,16 +238,14 @@ def test_files_that_root_restores_belong_to_the_hub_user(
             with closing(Claim(url("fgpu"))) as claim, closing(Store(url("fgpu"))) as store:
                 claim.take()
                 store.open()
-            assert fgpu(capsys, "backup", str(nightly), "--keep", "2", "--config", config)[0] == 0
+            assert fgpu("backup", str(nightly), "--keep", "2", "--config", config)[0] == 0
         finally:
             os.seteuid(0)
             os.setegid(0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_root_acts_as_the_hub_user_with_that_users_home(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_root_acts_as_the_hub_user_with_that_users_home(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
 
     def chown(path: Path, user: int, group: int, *, follow_symlinks: bool) -> None:
@@ -362,21 +266,19 @@ def test_root_acts_as_the_hub_user_with_that_users_home(
         assert (os.environ["HOME"], given) == ("/root", ["file", "inner", "lent"])
 
 
-def test_keep_removes_all_but_the_newest_backups(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
-) -> None:
+def test_keep_removes_all_but_the_newest_backups(tmp_path: Path, fgpu: Fgpu, first: str) -> None:
     folder = tmp_path / "backups"
     folder.mkdir()
     for day in ("01", "02", "03"):
         (folder / f"fgpu-202601{day}T000000Z.tar.gz").touch()
     (folder / "notes.txt").touch()
-    status, out, _ = fgpu(capsys, "backup", str(folder), "--keep", "2", "--config", first)
+    status, out, _ = fgpu("backup", str(folder), "--keep", "2", "--config", first)
     assert status == 0
     left = sorted(path.name for path in folder.iterdir())
     assert left[0] == "fgpu-20260103T000000Z.tar.gz"
     assert left[2:] == ["notes.txt"]
     assert "removed fgpu-20260101T000000Z.tar.gz" in out
-    assert failure(capsys, "backup", str(tmp_path / "x.tar.gz"), "--keep", "2", "--config", first) == (
+    assert fgpu.failure("backup", str(tmp_path / "x.tar.gz"), "--keep", "2", "--config", first) == (
         2,
         "--keep: a number of at least 1, with a folder",
     )
@@ -387,14 +289,14 @@ def test_keep_removes_all_but_the_newest_backups(
     [("../escaped", tarfile.REGTYPE), ("/tmp/escaped", tarfile.REGTYPE), ("link", tarfile.SYMTYPE)],
 )
 def test_archive_with_paths_outside_its_folder_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: bytes
+    tmp_path: Path, fgpu: Fgpu, name: str, kind: bytes
 ) -> None:
     backup = tmp_path / "backup.tar.gz"
     with tarfile.open(backup, "w:gz") as packed:
         member = tarfile.TarInfo(name)
         member.type, member.linkname = kind, "/etc"
         packed.addfile(member)
-    assert failure(capsys, "backup", "--verify", str(backup)) == (
+    assert fgpu.failure("backup", "--verify", str(backup)) == (
         1,
         f"{backup} is no backup, or damaged: {name} is no file of a backup",
     )
@@ -405,7 +307,7 @@ def test_archive_with_paths_outside_its_folder_is_refused(
     [("databases/fgpu.sqlite", "MOST_BYTES"), ("config/a.py", "MOST_OTHER_BYTES"), ("b", "MOST_FILES")],
 )
 def test_archive_above_the_limits_is_not_unpacked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, most: str
+    tmp_path: Path, fgpu: Fgpu, monkeypatch: pytest.MonkeyPatch, name: str, most: str
 ) -> None:
     monkeypatch.setattr(archive, most, 1)
     backup = tmp_path / "backup.tar.gz"
@@ -414,14 +316,14 @@ def test_archive_above_the_limits_is_not_unpacked(
             member = tarfile.TarInfo(f"{name}{number}")
             member.size = 2
             packed.addfile(member, io.BytesIO(b"ab"))
-    assert "is more than a backup may hold" in failure(capsys, "backup", "--verify", str(backup))[1]
+    assert "is more than a backup may hold" in fgpu.failure("backup", "--verify", str(backup))[1]
 
 
 def test_a_backup_with_another_schema_is_refused_before_anything_is_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
+    tmp_path: Path, fgpu: Fgpu, first: str, at: Callable[[str], str]
 ) -> None:
     backup = tmp_path / "backup.tar.gz"
-    assert fgpu(capsys, "backup", str(backup), "--config", first)[0] == 0
+    assert fgpu("backup", str(backup), "--config", first)[0] == 0
     folder = tmp_path / "changed"
     folder.mkdir()
     subprocess.run(["tar", "xzf", backup, "-C", folder], check=True)
@@ -430,7 +332,7 @@ def test_a_backup_with_another_schema_is_refused_before_anything_is_changed(
     _again(folder, backup)
     before = rows(at("first"))
     for command in (("restore", str(backup), "--config", first), ("backup", "--verify", str(backup))):
-        said = failure(capsys, *command)[1]
+        said = fgpu.failure(*command)[1]
         assert said.startswith(
             f"{backup} is of fgpuspawner 0.1, whose tables this version cannot use; restore it"
         )

@@ -18,13 +18,12 @@ from typing import Any
 
 import pytest
 
-from commandline import failure, fgpu, filled, run, write_config
+from commandline import Fgpu, filled, run, write_config
 from fgpu_scheduler import lock_file
 from fgpuspawner.cli import check, hub_traits
 from fgpuspawner.engines.docker import checks
 from fgpuspawner.engines.docker.address import Address
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
-from fgpuspawner.isolation import native
 from fgpuspawner.isolation.native import Native
 from hubprocess import free_ports
 
@@ -37,24 +36,13 @@ def _other_hubs_of_this_machine_take_no_port(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(hub_traits, "is_taken", lambda host, port: False)
 
 
-@pytest.fixture
-def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Native:
-    """Files in the places of what a compiler would have built."""
-    monkeypatch.setattr(native, "FOLDER", tmp_path / "native")
-    found = Native(tmp_path / "native")
-    for part in found.parts:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.touch()
-    return found
-
-
 def test_check_describes_a_good_configuration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fgpu: Fgpu, native_parts: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "has_here", lambda: (4, 8192))
     nodes = [{"name": "box", "cpu": 4, "memory_mib": 8192, "gpus": {"simulated": 1}}]
     path = write_config(tmp_path, nodes=nodes, fgpu_per_gpu=5)
-    status, out, err = fgpu(capsys, "check", "--config", path)
+    status, out, err = fgpu("check", "--config", path)
     assert (status, err) == (0, "")
     lines = out.splitlines()
     room, time, limits = lines.pop(7), lines.pop(7), lines.pop(7)
@@ -92,17 +80,13 @@ def test_check_describes_a_good_configuration(
     ],
 )
 def test_check_warns_of_more_cpu_or_memory_than_the_machine_has(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    has: tuple[int, int],
-    warned: str,
+    tmp_path: Path, fgpu: Fgpu, monkeypatch: pytest.MonkeyPatch, has: tuple[int, int], warned: str
 ) -> None:
     monkeypatch.setattr(check, "has_here", lambda: has)
     path = write_config(
         tmp_path, nodes=[{"name": "box", "cpu": 4, "memory_mib": 8192, "gpus": {"simulated": 1}}]
     )
-    _, out, _ = fgpu(capsys, "check", "--config", path)
+    _, out, _ = fgpu("check", "--config", path)
     assert f"    WARNING: this machine has {warned}\n" in out
 
 
@@ -145,28 +129,28 @@ def test_check_compares_clocks_of_remote_engines(time: Callable[[datetime], str]
 
 
 def test_check_warns_of_a_missing_proxy_token(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fgpu: Fgpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CONFIGPROXY_AUTH_TOKEN", raising=False)
     path = Path(write_config(tmp_path, after="\nc.ConfigurableHTTPProxy.should_start = False\n"))
-    status, out, _ = fgpu(capsys, "check", "--config", str(path))
+    status, out, _ = fgpu("check", "--config", str(path))
     assert status == 0
     words = "  WARNING: CONFIGPROXY_AUTH_TOKEN is not set here; the Hub needs it in its environment\n"
     assert words in out
     monkeypatch.setenv("CONFIGPROXY_AUTH_TOKEN", "secret")
-    assert words not in fgpu(capsys, "check", "--config", str(path))[1]
+    assert words not in fgpu("check", "--config", str(path))[1]
     monkeypatch.delenv("CONFIGPROXY_AUTH_TOKEN")
     # Where `fgpu setup` keeps it, for the Hub's unit.
     (tmp_path / "proxy.env").touch(mode=0)
-    assert words not in fgpu(capsys, "check", "--config", str(path))[1]
+    assert words not in fgpu("check", "--config", str(path))[1]
 
 
 def test_check_warns_of_an_unknown_image_in_the_warm_pool(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fgpu: Fgpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     able = replace(LocalFGPUSpawner.capabilities, warm_pool=True)
     monkeypatch.setattr(LocalFGPUSpawner, "capabilities", able)
-    _, out, _ = fgpu(capsys, "check", "--config", write_config(tmp_path, warm_pool={"pyhton": 2}))
+    _, out, _ = fgpu("check", "--config", write_config(tmp_path, warm_pool={"pyhton": 2}))
     assert (
         "  WARNING: c.FGPU.warm_pool: image 'pyhton' is not in the catalogue; none of it is kept ready\n"
         in out
@@ -174,7 +158,7 @@ def test_check_warns_of_an_unknown_image_in_the_warm_pool(
 
 
 def test_check_warns_of_shared_images_without_subdomains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fgpu: Fgpu, native_parts: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     able = replace(LocalFGPUSpawner.capabilities, saves_images=True)
     for saves, may, host, warned in (
@@ -186,40 +170,36 @@ def test_check_warns_of_shared_images_without_subdomains(
         monkeypatch.setattr(LocalFGPUSpawner, "capabilities", saves)
         path = write_config(tmp_path, owners_may_commit=may)
         Path(path).write_text(Path(path).read_text() + f"\nc.JupyterHub.subdomain_host = {host!r}\n")
-        status, out, _ = fgpu(capsys, "check", "--config", path)
+        status, out, _ = fgpu("check", "--config", path)
         assert status == 0
         assert ("  DANGER: Users may share images" in out) is warned
         assert ("Set c.JupyterHub.subdomain_host" in out) is warned
 
 
 def test_check_reports_isolation_none_without_libfgpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
+    tmp_path: Path, fgpu: Fgpu, native_parts: Native
 ) -> None:
-    built.library.unlink()
-    status, out, err = fgpu(capsys, "check", "--config", write_config(tmp_path))
+    native_parts.library.unlink()
+    status, out, err = fgpu("check", "--config", write_config(tmp_path))
     assert (status, err) == (0, "")
     assert "    isolation: none: NOTHING holds a session to its slice, as libfgpu is not built; " in out
 
 
-def test_check_refuses_an_unavailable_isolation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
-) -> None:
-    status, out, err = fgpu(capsys, "check", "--config", write_config(tmp_path, isolation="mig"))
+def test_check_refuses_an_unavailable_isolation(tmp_path: Path, fgpu: Fgpu, native_parts: Native) -> None:
+    status, out, err = fgpu("check", "--config", write_config(tmp_path, isolation="mig"))
     assert (status, out) == (1, "")
     assert err.startswith("fgpu: c.FGPU.isolation is 'mig', which node 'local' cannot have: ")
     assert not (tmp_path / "data" / "isolation.json").exists(), "nothing is written"
 
 
-def test_check_accepts_a_database_that_no_hub_has_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_accepts_a_database_that_no_hub_has_used(tmp_path: Path, fgpu: Fgpu) -> None:
     path = write_config(tmp_path)
     database = tmp_path / "data" / "fgpu.sqlite"
     database.parent.mkdir()
     database.touch()
-    assert "fgpu.sqlite, made ready when the Hub starts\n" in fgpu(capsys, "check", "--config", path)[1]
+    assert "fgpu.sqlite, made ready when the Hub starts\n" in fgpu("check", "--config", path)[1]
     filled(f"sqlite:///{database}")
-    assert "fgpu.sqlite, answers\n" in fgpu(capsys, "check", "--config", path)[1]
+    assert "fgpu.sqlite, answers\n" in fgpu("check", "--config", path)[1]
 
 
 def test_check_of_the_shipped_example_is_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,10 +234,10 @@ def test_check_of_the_shipped_example_is_ok(tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_check_refuses_a_wrong_configuration_in_one_line(
-    after: str, settings: dict[str, Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    after: str, settings: dict[str, Any], line: str, tmp_path: Path, fgpu: Fgpu
 ) -> None:
     path = write_config(tmp_path, after=after, **settings)
-    assert failure(capsys, "check", "--config", path) == (1, line.format(path=path))
+    assert fgpu.failure("check", "--config", path) == (1, line.format(path=path))
 
 
 @pytest.mark.parametrize(
@@ -285,15 +265,13 @@ def test_check_refuses_a_wrong_configuration_in_one_line(
          "c.JupyterHub.ssl_cert and ssl_key: {path} with {path}: "),
     ],
 )  # fmt: skip
-def test_check_names_wrong_settings_of_jupyterhub(
-    after: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_wrong_settings_of_jupyterhub(after: str, line: str, tmp_path: Path, fgpu: Fgpu) -> None:
     path = write_config(tmp_path, after=after)
-    status, out, err = fgpu(capsys, "check", "--config", path)
+    status, out, err = fgpu("check", "--config", path)
     assert (status, err) == (1, "")
     assert out.startswith(f"FAIL: {path}\n  FAIL: {line.format(path=path)}")
     assert out.count("FAIL: ") == 2
-    assert json.loads(fgpu(capsys, "check", "--json", "--config", path)[1])["level"] == "FAIL"
+    assert json.loads(fgpu("check", "--json", "--config", path)[1])["level"] == "FAIL"
 
 
 OWN_AUTHENTICATOR = """
@@ -321,9 +299,9 @@ c.JupyterHub.authenticator_class = Lab
     ],
 )  # fmt: skip
 def test_check_passes_an_authenticator_that_it_cannot_judge(
-    after: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    after: str, line: str, tmp_path: Path, fgpu: Fgpu
 ) -> None:
-    status, out, err = fgpu(capsys, "check", "--config", write_config(tmp_path, after=after))
+    status, out, err = fgpu("check", "--config", write_config(tmp_path, after=after))
     assert (status, err) == (0, "")
     assert "FAIL" not in out
     assert line in out
@@ -331,41 +309,41 @@ def test_check_passes_an_authenticator_that_it_cannot_judge(
 
 
 def test_check_ignores_ports_that_the_hub_does_not_open(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fgpu: Fgpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
     monkeypatch.setattr(hub_traits, "is_taken", lambda host, port: tried.append(port))
     after = "c.JupyterHub.hub_bind_url = 'http://127.0.0.1:7001'"
     path = write_config(tmp_path, after=after, service_port=7002)
-    assert fgpu(capsys, "check", "--config", path)[0] == 0
+    assert fgpu("check", "--config", path)[0] == 0
     assert tried == [7002, 7001, 8000, 8001]
     # Left by a Hub that was killed: the next one ends it.
     (tmp_path / "data").mkdir()
     (tmp_path / "data/jupyterhub-proxy.pid").touch()
-    assert fgpu(capsys, "check", "--config", path)[0] == 0
+    assert fgpu("check", "--config", path)[0] == 0
     assert tried[4:] == [7002, 7001]
 
 
 def test_check_finds_a_used_port_unless_the_hub_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fgpu: Fgpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         monkeypatch.setattr(hub_traits, "is_taken", lambda host, of: of == port and is_taken(host, of))
         path = write_config(tmp_path, after=f"\nc.JupyterHub.hub_port = {port}\n")
-        status, out, _ = fgpu(capsys, "check", "--config", path)
+        status, out, _ = fgpu("check", "--config", path)
         line = (
             f"c.JupyterHub.hub_port: port {port} is used by another program: end it, or choose another port"
         )
         assert (status, f"  FAIL: {line}\n" in out) == (1, True)
         (tmp_path / "data").mkdir()
         with contextlib.closing(lock_file(tmp_path / "data/hub.lock", "")):
-            assert fgpu(capsys, "check", "--config", path)[0] == 0
+            assert fgpu("check", "--config", path)[0] == 0
 
 
-def test_check_names_the_possible_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_the_possible_classes(tmp_path: Path, fgpu: Fgpu) -> None:
     path = write_config(tmp_path, after="c.JupyterHub.authenticator_class = 'pamm'")
-    status, line = failure(capsys, "check", "--config", path)
+    status, line = fgpu.failure("check", "--config", path)
     assert status == 1
     assert line.startswith(
         "c.JupyterHub.authenticator_class is 'pamm', which cannot be imported; use one of auth0, "
@@ -384,7 +362,7 @@ def test_check_reports_that_docker_does_not_answer(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_check_by_root_judges_as_the_hub_user(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fgpu: Fgpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(check, "has_here", lambda: asked.append(os.geteuid()) or (4, 8192))
@@ -392,28 +370,28 @@ def test_check_by_root_judges_as_the_hub_user(
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         path, data = write_config(Path(name)), Path(name, "data")
-        assert fgpu(capsys, "check", "--config", path)[0] == 0
+        assert fgpu("check", "--config", path)[0] == 0
         assert not data.exists()
         data.mkdir(mode=0o700)
         os.chown(data, 4711, 4711)
-        assert fgpu(capsys, "check", "--config", path)[0] == 0
+        assert fgpu("check", "--config", path)[0] == 0
         assert (asked, os.geteuid()) == ([0, 4711], 0)
         # The Hub's user need not reach the file that root names.
         shut = Path(name, "shut")
         shut.mkdir(mode=0o700)
         closed = shut / "jupyterhub_config.py"
         closed.write_text(Path(path).read_text() + "c.ConfigurableHTTPProxy.should_start = False\n")
-        assert fgpu(capsys, "check", "--config", str(closed))[0] == 0
+        assert fgpu("check", "--config", str(closed))[0] == 0
         data.chmod(0o500)
-        status, out, _ = fgpu(capsys, "check", "--config", path)
+        status, out, _ = fgpu("check", "--config", path)
         assert (
             status,
             f"  FAIL: c.FGPU.data_dir: {data} cannot be written to by the Hub's user\n" in out,
         ) == (1, True)
 
 
-def test_check_names_the_line_of_a_syntax_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_the_line_of_a_syntax_error(tmp_path: Path, fgpu: Fgpu) -> None:
     path = tmp_path / "broken.py"
     path.write_text("c = get_config()\nc.FGPU.max_fgpu = (\n")
-    status, line = failure(capsys, "check", "--config", str(path))
+    status, line = fgpu.failure("check", "--config", str(path))
     assert (status, line) == (1, "broken.py:2: SyntaxError: '(' was never closed (broken.py, line 2)")

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from commandline import failure, fgpu, filled, run, write_config
+from commandline import Fgpu, filled, run, write_config
 from fgpuspawner.cli import main as cli
 from fgpuspawner.cli.sessions import FIELDS as OPTIONS
 from fgpuspawner.text.fields import FIELDS
@@ -24,10 +24,8 @@ def test_each_field_of_the_form_has_an_option() -> None:
     assert {*OPTIONS, "gpu_model"} == set(FIELDS)
 
 
-def test_help_lists_users_commands_first(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    _, out, _ = fgpu(capsys, "--help")
+def test_help_lists_users_commands_first(fgpu: Fgpu) -> None:
+    _, out, _ = fgpu("--help")
     users, _, administrators = out.partition("For administrators:")
     assert all(f"\n  {name} " in users for name in ("run", "list", "show", "park", "wake", "end", "forecast"))
     assert "\n    fgpu run --image pytorch --fgpu 0.5 --wait\n" in users
@@ -61,46 +59,40 @@ def test_help_lists_users_commands_first(
         ),
     ],
 )
-def test_wrong_use_ends_with_status_2(
-    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, said = failure(capsys, *arguments)
+def test_wrong_use_ends_with_status_2(arguments: list[str], line: str, fgpu: Fgpu) -> None:
+    status, said = fgpu.failure(*arguments)
     assert (status, said[: len(line)]) == (2, line)
 
 
-def test_missing_database_is_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_database_is_not_created(tmp_path: Path, fgpu: Fgpu) -> None:
     path = tmp_path / "none.sqlite"
-    assert failure(capsys, "status", "--db", f"sqlite:///{path}") == (
+    assert fgpu.failure("status", "--db", f"sqlite:///{path}") == (
         1,
         f"sqlite:///{path} does not exist yet; the Hub makes it when it starts",
     )
     assert not path.exists()
 
 
-def test_a_damaged_database_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_database_is_one_line(tmp_path: Path, fgpu: Fgpu) -> None:
     path = tmp_path / "damaged.sqlite"
     path.write_text("this is not a database, whatever its name says" * 100)
-    status, line = failure(capsys, "status", "--db", f"sqlite:///{path}")
+    status, line = fgpu.failure("status", "--db", f"sqlite:///{path}")
     assert (status, line) == (1, f"sqlite:///{path}: file is not a database")
 
 
-def test_an_unreachable_database_is_one_line_without_the_password(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreachable_database_is_one_line_without_the_password(tmp_path: Path, fgpu: Fgpu) -> None:
     url = "postgresql+psycopg://fgpu:s3cret@127.0.0.1:1/fgpu?password=s3cret"
     config = write_config(tmp_path, db_url=url)
     for arguments in (("status", "--db", url), ("status", "--config", config), ("check", "--config", config)):
-        status, line = failure(capsys, *arguments)
+        status, line = fgpu.failure(*arguments)
         assert status == 1
         assert line.startswith("postgresql+psycopg://***@127.0.0.1:1/fgpu: ")
         assert "s3cret" not in line
 
 
-def test_password_in_an_error_of_the_configuration_is_hidden(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_password_in_an_error_of_the_configuration_is_hidden(tmp_path: Path, fgpu: Fgpu) -> None:
     path = write_config(tmp_path, after="raise ValueError('cannot use postgresql://fgpu:s3cret@db/x')")
-    _, line = failure(capsys, "check", "--config", path)
+    _, line = fgpu.failure("check", "--config", path)
     assert line == "jupyterhub_config.py:8: ValueError: cannot use postgresql://***@db/x"
 
 
@@ -178,11 +170,11 @@ def test_every_command_speaks_json_but_two() -> None:
     assert silent == {"setup", "images build"}
 
 
-def test_json_has_the_lines_and_errors(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_lines_and_errors(url: str, tmp_path: Path, fgpu: Fgpu) -> None:
     filled(url)
     config = write_config(tmp_path, db_url=url)
     words = ("node", "local", "cordon", "--config", config)
-    _, out, _ = fgpu(capsys, *words, "--json")
+    _, out, _ = fgpu(*words, "--json")
     assert json.loads(out) == {"lines": ["node local: takes no new sessions"]}
     cases = [
         ((*words, "--json"), 1, "bad_settings"),
@@ -191,7 +183,7 @@ def test_json_has_the_lines_and_errors(url: str, tmp_path: Path, capsys: pytest.
         (("status", "--db", f"sqlite:///{tmp_path}/none.sqlite", "--json"), 1, "store_unavailable"),
     ]
     for arguments, expected, code in cases:
-        status, out, err = fgpu(capsys, *arguments)
+        status, out, err = fgpu(*arguments)
         error = json.loads(out)["error"]
         assert (status, error["code"], f"fgpu: {error['message']}\n") == (expected, code, err)
 

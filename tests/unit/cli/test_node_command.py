@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from commandline import fgpu, filled, node, write_config
+from commandline import Fgpu, filled, node, write_config
 from fgpu_scheduler import Audit, Store
 
 
-def test_cordon_is_in_the_audit_log_with_the_system_user(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_cordon_is_in_the_audit_log_with_the_system_user(fgpu: Fgpu, tmp_path: Path) -> None:
     path, url = write_config(tmp_path), f"sqlite:///{tmp_path}/data/fgpu.sqlite"
     (tmp_path / "data").mkdir()
     filled(url, node())
-    assert (
-        fgpu(capsys, "node", "local", "cordon", "--config", path)[1] == "node local: takes no new sessions\n"
-    )
-    status, _, said = fgpu(capsys, "node", "local", "cordon", "--config", path)
+    assert fgpu("node", "local", "cordon", "--config", path)[1] == "node local: takes no new sessions\n"
+    status, _, said = fgpu("node", "local", "cordon", "--config", path)
     assert (status, said) == (1, "fgpu: node 'local' is CORDONED; cordon is for a node that is READY\n")
     store = Store(url)
     store.open()
@@ -33,25 +29,25 @@ def test_cordon_is_in_the_audit_log_with_the_system_user(
     ]
 
 
-def test_unknown_action_is_refused_with_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, said = fgpu(capsys, "node", "local", "drain")
+def test_unknown_action_is_refused_with_the_choices(fgpu: Fgpu) -> None:
+    status, _, said = fgpu("node", "local", "drain")
     assert (status, "NodeAction" in said) == (2, False)
     assert "is not one of 'cordon', 'gone', 'uncordon'; see fgpu node --help" in said
 
 
-def test_gpu_is_cordoned_with_a_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_gpu_is_cordoned_with_a_reason(fgpu: Fgpu, tmp_path: Path) -> None:
     path, url = write_config(tmp_path), f"sqlite:///{tmp_path}/data/fgpu.sqlite"
     (tmp_path / "data").mkdir()
     filled(url, node())
     asked = ("node", "local", "cordon", "--gpu", "0", "--config", path)
-    said = fgpu(capsys, *asked, "--reason", "the fan is\nbroken")[1]
+    said = fgpu(*asked, "--reason", "the fan is\nbroken")[1]
     assert said == "GPU 0 of node local: takes no new sessions\n"
-    assert fgpu(capsys, *asked)[2] == "fgpu: GPU 0 of node 'local' is cordoned already\n"
-    (line,) = [one for one in fgpu(capsys, "status", "--config", path)[1].splitlines() if "CORDONED" in one]
+    assert fgpu(*asked)[2] == "fgpu: GPU 0 of node 'local' is cordoned already\n"
+    (line,) = [one for one in fgpu("status", "--config", path)[1].splitlines() if "CORDONED" in one]
     assert line.endswith(" CORDONED: the fan is broken")
     uncordon = ("node", "local", "uncordon", "--gpu", "GPU-local-0", "--config", path)
-    assert fgpu(capsys, *uncordon)[1] == "GPU GPU-local-0 of node local: takes sessions again\n"
-    assert "CORDONED" not in fgpu(capsys, "status", "--config", path)[1]
+    assert fgpu(*uncordon)[1] == "GPU GPU-local-0 of node local: takes sessions again\n"
+    assert "CORDONED" not in fgpu("status", "--config", path)[1]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +61,10 @@ def test_gpu_is_cordoned_with_a_reason(capsys: pytest.CaptureFixture[str], tmp_p
     ],
 )
 def test_wrong_action_on_a_gpu_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, asked: tuple[str, ...], said: str
+    fgpu: Fgpu, tmp_path: Path, asked: tuple[str, ...], said: str
 ) -> None:
     path, url = write_config(tmp_path), f"sqlite:///{tmp_path}/data/fgpu.sqlite"
     (tmp_path / "data").mkdir()
     filled(url, node())
-    status, _, err = fgpu(capsys, "node", "local", *asked, "--config", path)
+    status, _, err = fgpu("node", "local", *asked, "--config", path)
     assert (status, err) == (1, f"fgpu: {said}\n")

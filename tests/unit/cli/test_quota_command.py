@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commandline import failure, fgpu, filled, node, write_config
+from commandline import Fgpu, filled, node, write_config
 from fgpu_scheduler import Audit, QuotaEdits, Store
 
 FILE = [
@@ -42,18 +42,16 @@ def audit_of(url: str) -> Sequence[tuple[str, str, str]]:
     return found
 
 
-def test_exported_quotas_import_without_changes(
-    config: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exported_quotas_import_without_changes(config: str, url: str, tmp_path: Path, fgpu: Fgpu) -> None:
     names = ["=SUM(A1)", "'tis", " @x".strip(), "o'neil", 'ж,"ü"', "a;=b", "-1", "'=both"]
     lines = [f'"{name.replace(chr(34), chr(34) * 2)}",,,,,2,,,' for name in names if not name.startswith("'")]
     # As they stand in a file that was not written here: an apostrophe of a name's own is doubled.
     lines += [f'"\'{name}",,,,,2,,,' for name in names if name.startswith("'")]
     status, out, _ = fgpu(
-        capsys, "quota", "import", written(tmp_path, HEADING, *lines), "--apply", "--config", config
+        "quota", "import", written(tmp_path, HEADING, *lines), "--apply", "--config", config
     )
     assert (status, out.splitlines()[-1]) == (0, "8 changes made")
-    exported = fgpu(capsys, "quota", "export", "--config", config)[1]
+    exported = fgpu("quota", "export", "--config", config)[1]
     assert "'=SUM(A1),,,,,2,,," in exported.splitlines()
     store = Store(url)
     store.connect()
@@ -61,22 +59,20 @@ def test_exported_quotas_import_without_changes(
     store.close()
 
     new = str(tmp_path / "again.csv")
-    assert fgpu(capsys, "quota", "export", "--output", new, "--config", config)[0] == 0
+    assert fgpu("quota", "export", "--output", new, "--config", config)[0] == 0
     before = audit_of(url)
     for how in ((), ("--apply",)):
-        out = fgpu(capsys, "quota", "import", new, *how, "--config", config)[1]
+        out = fgpu("quota", "import", new, *how, "--config", config)[1]
         assert out == "nothing to change: all of it is so already\n"
     assert audit_of(url) == before
-    assert failure(capsys, "quota", "export", "--output", new, "--config", config)[0] == 1
+    assert fgpu.failure("quota", "export", "--output", new, "--config", config)[0] == 1
 
 
-def test_import_changes_quotas_only_with_apply(
-    config: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_import_changes_quotas_only_with_apply(config: str, url: str, tmp_path: Path, fgpu: Fgpu) -> None:
     lines = ["alice,,,,2,,,,", "*,,,,1.5,3,,,", ",ml101,,class,,,,,", "*,,,,1,4,,,", ",,,class,12,,,,"]
     path = written(tmp_path, HEADING, *lines[:1], *lines[2:])
     words = ("quota", "import", path, "--config", config)
-    out = fgpu(capsys, *words)[1]
+    out = fgpu(*words)[1]
     assert [line.split("  ")[0] for line in out.splitlines()] == [
         "line",
         "2",
@@ -87,7 +83,7 @@ def test_import_changes_quotas_only_with_apply(
         "4 changes; --apply makes them",
     ]
     assert audit_of(url) == []
-    found = json.loads(fgpu(capsys, *words, "--dry-run", "--json")[1])
+    found = json.loads(fgpu(*words, "--dry-run", "--json")[1])
     assert found["applied"] is False
     assert found["changes"][1] == {
         "line": 3,
@@ -95,19 +91,19 @@ def test_import_changes_quotas_only_with_apply(
         "before": {"hub_group": "ml101", "resource_group": "class", "max_fgpu": "6", "max_lifetime_s": 7200},
         "after": None,
     }
-    assert fgpu(capsys, *words, "--apply")[1].splitlines()[-1] == "4 changes made"
+    assert fgpu(*words, "--apply")[1].splitlines()[-1] == "4 changes made"
     assert sorted(audit_of(url)) == [
         ("quota.remove", "group 'ml101' in resource group 'class'", ""),
         ("quota.set", "each user", "1 fGPU, 4 sessions"),
         ("quota.set", "everybody together in resource group 'class'", "12 fGPU"),
         ("quota.set", "user 'alice'", "2 fGPU"),
     ]
-    exported = fgpu(capsys, "quota", "export", "--config", config)[1].splitlines()
+    exported = fgpu("quota", "export", "--config", config)[1].splitlines()
     assert sorted(exported[1:]) == sorted(["alice,,,,2,,,,", "*,,,,1,4,,,", ",,,class,12,,,,"])
 
 
 def test_import_reports_all_mistakes_and_changes_nothing(
-    config: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: str, url: str, tmp_path: Path, fgpu: Fgpu
 ) -> None:
     lines = [
         "good,,,,1,,,,",
@@ -120,8 +116,8 @@ def test_import_reports_all_mistakes_and_changes_nothing(
         ",,,,1,,,,",
         "much,,,,9999999999,,,,",
     ]
-    status, said = failure(
-        capsys, "quota", "import", written(tmp_path, HEADING, *lines), "--apply", "--config", config
+    status, said = fgpu.failure(
+        "quota", "import", written(tmp_path, HEADING, *lines), "--apply", "--config", config
     )
     assert status == 1
     told = said.partition("quotas.csv: ")[2].split("; line ")
@@ -156,20 +152,18 @@ def test_import_reports_all_mistakes_and_changes_nothing(
     ],
 )
 def test_malformed_file_is_refused_in_one_line(
-    lines: list[str], said: str, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lines: list[str], said: str, config: str, tmp_path: Path, fgpu: Fgpu
 ) -> None:
     path = written(tmp_path, *lines)
-    assert failure(capsys, "quota", "import", path, "--config", config) == (1, f"{path}: {said}")
+    assert fgpu.failure("quota", "import", path, "--config", config) == (1, f"{path}: {said}")
 
 
-def test_files_of_spreadsheets_are_read(
-    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_spreadsheets_are_read(config: str, tmp_path: Path, fgpu: Fgpu) -> None:
     path = written(tmp_path, "max_sessions;user;max_fgpu", "2;zoë;0.5", ";;", encoding="utf-8-sig")
-    found = json.loads(fgpu(capsys, "quota", "import", path, "--json", "--config", config)[1])
+    found = json.loads(fgpu("quota", "import", path, "--json", "--config", config)[1])
     assert [change["after"] for change in found["changes"]] == [
         {"user": "zoë", "max_fgpu": "0.5", "max_sessions": 2}
     ]
     path = written(tmp_path, "user,max_fgpu", "zoë,1", encoding="latin-1")
-    said = failure(capsys, "quota", "import", path, "--config", config)[1]
+    said = fgpu.failure("quota", "import", path, "--config", config)[1]
     assert said == f"{path}: line 2: it is not UTF-8; save it as CSV UTF-8"

@@ -1,4 +1,4 @@
-"""``fgpu replay``: this installation's own log, trace files, its table, its JSON and its picture."""
+"""``fgpu replay``: this installation's own log, trace files, its table and its JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from commandline import Fgpu
 from fgpu_scheduler import (
     Device,
     EndCause,
@@ -25,7 +26,6 @@ from fgpu_scheduler import (
     replay,
 )
 from fgpuspawner import replay as history
-from fgpuspawner.cli import main as cli
 from fgpuspawner.replay import TraceRow, read_trace
 
 S = SessionState
@@ -91,23 +91,15 @@ def url(tmp_path: Path) -> str:
     return url
 
 
-def fgpu(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    status = cli.main(["replay", *arguments])
-    out, err = capsys.readouterr()
+def table(fgpu: Fgpu, *arguments: str) -> list[str]:
+    status, out, err = fgpu("replay", *arguments)
     assert (status, err) == (0, "")
     return out.splitlines()
 
 
-def runs(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    found = json.loads("\n".join(fgpu(capsys, *arguments, "--json")))
+def runs(fgpu: Fgpu, *arguments: str) -> dict[str, Any]:
+    found = json.loads("\n".join(table(fgpu, *arguments, "--json")))
     return {run["policy"]: run for run in found["runs"]}
-
-
-def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    status = cli.main(["replay", *arguments])
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    return status, err.removeprefix("fgpu: ").rstrip("\n")
 
 
 def trace(folder: Path, text: str) -> str:
@@ -174,8 +166,8 @@ def test_session_that_lost_its_node_waits_again(url: str) -> None:
     assert found.happened[-1].placed_at_s == AT_S + 350
 
 
-def test_table_compares_history_with_each_policy(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = fgpu(capsys, "--db", url, "--policy", "fifo-skip", "--policy", "lifo", "--gpus", "2")
+def test_table_compares_history_with_each_policy(url: str, fgpu: Fgpu) -> None:
+    lines = table(fgpu, "--db", url, "--policy", "fifo-skip", "--policy", "lifo", "--gpus", "2")
     assert lines[0] == ("3 sessions of 3 users, submitted 2026-09-21 14:13Z to 2026-09-21 14:13Z, on 2 fGPU")
     assert [line[:13].strip() for line in lines[2:]] == ["policy", "what happened", "fifo-skip", "lifo"]
     assert lines[3].split() == (
@@ -183,17 +175,17 @@ def test_table_compares_history_with_each_policy(url: str, capsys: pytest.Captur
     )
 
 
-def test_more_gpus_shorten_the_waits(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = runs(capsys, "--db", url, "--gpus", "2", "--policy", "fifo-skip")
+def test_more_gpus_shorten_the_waits(url: str, fgpu: Fgpu) -> None:
+    found = runs(fgpu, "--db", url, "--gpus", "2", "--policy", "fifo-skip")
     assert found["what happened"]["longest_wait_s"] == 90
     assert found["fifo-skip"]["longest_wait_s"] == 30
     assert found["fifo-skip"]["never_started"] == 1
-    more = runs(capsys, "--db", url, "--gpus", "3", "--policy", "fifo-skip")
+    more = runs(fgpu, "--db", url, "--gpus", "3", "--policy", "fifo-skip")
     assert (more["fifo-skip"]["longest_wait_s"], more["fifo-skip"]["started"]) == (0, 3)
 
 
 def test_quotas_of_the_installation_apply_by_default(
-    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    url: str, fgpu: Fgpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Store.snapshot
 
@@ -203,11 +195,11 @@ def test_quotas_of_the_installation_apply_by_default(
         return replace(real(self, now_s), quotas=(Quota(QuotaScope.USER, "*", max_pending=0),))
 
     monkeypatch.setattr(Store, "snapshot", with_quota)
-    own = runs(capsys, "--db", url, "--policy", "fifo")["fifo"]
+    own = runs(fgpu, "--db", url, "--policy", "fifo")["fifo"]
     assert (own["refused"], own["started"]) == (3, 0)
-    other = runs(capsys, "--db", url, "--policy", "fifo", "--quota", "user:ann:pending=0")["fifo"]
+    other = runs(fgpu, "--db", url, "--policy", "fifo", "--quota", "user:ann:pending=0")["fifo"]
     assert (other["refused"], other["started"]) == (1, 1)
-    assert runs(capsys, "--db", url, "--policy", "fifo", "--quota", "none")["fifo"]["refused"] == 0
+    assert runs(fgpu, "--db", url, "--policy", "fifo", "--quota", "none")["fifo"]["refused"] == 0
 
 
 @pytest.mark.parametrize(
@@ -220,43 +212,41 @@ def test_quotas_of_the_installation_apply_by_default(
         (("--quota", "none"), "no quota"),
     ],
 )
-def test_table_names_the_quotas(
-    url: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
-) -> None:
-    lines = fgpu(capsys, "--db", url, "--policy", "fifo", *words)
+def test_table_names_the_quotas(url: str, fgpu: Fgpu, words: tuple[str, ...], said: str) -> None:
+    lines = table(fgpu, "--db", url, "--policy", "fifo", *words)
     assert lines[1:3] == [f"each policy with {said}, unlike what happened", ""]
-    assert fgpu(capsys, "--db", url, "--policy", "fifo")[1] == ""
+    assert table(fgpu, "--db", url, "--policy", "fifo")[1] == ""
 
 
-def test_a_lifetime_quota_ends_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lifetime_quota_ends_sessions(tmp_path: Path, fgpu: Fgpu) -> None:
     path = trace(tmp_path, TRACE)
     words = ("--trace", path, "--gpus", "1", "--policy", "fifo-skip", "--quota", "user:*:lifetime=10")
-    found = runs(capsys, *words)["fifo-skip"]
+    found = runs(fgpu, *words)["fifo-skip"]
     # bob comes when ann is ended, and cy when he is.
     assert (found["longest_wait_s"], found["started"]) == (0, 3)
 
 
-def test_days_limit_the_counted_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_days_limit_the_counted_sessions(tmp_path: Path, fgpu: Fgpu) -> None:
     path = trace(tmp_path, TRACE + f"{10 * 86400},dee,1,50,0\n")
-    found = runs(capsys, "--trace", path, "--gpus", "1", "--days", "2", "--policy", "fifo")
+    found = runs(fgpu, "--trace", path, "--gpus", "1", "--days", "2", "--policy", "fifo")
     assert [run["sessions"] for run in found.values()] == [1, 1]
-    status, said = failure(capsys, "--trace", path, "--gpus", "1", "--days", "0")
+    status, said = fgpu.failure("replay", "--trace", path, "--gpus", "1", "--days", "0")
     assert (status, said) == (
         2,
         "Invalid value for '--days': 0 is not in the range x>=1; see fgpu replay --help",
     )
 
 
-def test_default_is_the_configured_policy(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(runs(capsys, "--db", url)) == ["what happened", "as configured"]
+def test_default_is_the_configured_policy(url: str, fgpu: Fgpu) -> None:
+    assert list(runs(fgpu, "--db", url)) == ["what happened", "as configured"]
 
 
-def test_empty_history_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_history_is_refused(tmp_path: Path, fgpu: Fgpu) -> None:
     url = f"sqlite:///{tmp_path / 'empty.sqlite'}"
     store = Store(url)
     store.open()
     store.close()
-    status, said = failure(capsys, "--db", url)
+    status, said = fgpu.failure("replay", "--db", url)
     assert status == 2
     assert said.startswith("no session was ever submitted here; --trace FILE.csv")
 
@@ -264,9 +254,9 @@ def test_empty_history_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
 # --- Trace files ---
 
 
-def test_trace_without_waits_has_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_without_waits_has_no_history(tmp_path: Path, fgpu: Fgpu) -> None:
     path = trace(tmp_path, "user,submitted_at_s,length_s,fgpu\nann,5,10,0.5\n")
-    assert list(runs(capsys, "--trace", path, "--gpus", "1", "--policy", "lifo")) == ["lifo"]
+    assert list(runs(fgpu, "--trace", path, "--gpus", "1", "--policy", "lifo")) == ["lifo"]
 
 
 def test_trace_has_all_fields_of_a_request(tmp_path: Path) -> None:
@@ -338,31 +328,29 @@ HEAD = "submitted_at_s,user,fgpu,length_s,waited_s\n"
         ),
     ],
 )
-def test_bad_trace_is_refused_with_line_and_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
-) -> None:
+def test_bad_trace_is_refused_with_line_and_field(tmp_path: Path, fgpu: Fgpu, text: str, said: str) -> None:
     path = trace(tmp_path, text)
-    status, line = failure(capsys, "--trace", path, "--gpus", "1")
+    status, line = fgpu.failure("replay", "--trace", path, "--gpus", "1")
     assert status == 1
     assert line.startswith(f"{path}: {said}")
 
 
-def test_unreadable_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_trace_is_refused(tmp_path: Path, fgpu: Fgpu) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(b"\xff\xfe\x00")
-    assert ": is not CSV in UTF-8: " in failure(capsys, "--trace", str(path), "--gpus", "1")[1]
+    assert ": is not CSV in UTF-8: " in fgpu.failure("replay", "--trace", str(path), "--gpus", "1")[1]
     path.unlink()
-    assert "No such file" in failure(capsys, "--trace", str(path), "--gpus", "1")[1]
+    assert "No such file" in fgpu.failure("replay", "--trace", str(path), "--gpus", "1")[1]
 
 
-def test_a_trace_needs_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_a_trace_needs_gpus(tmp_path: Path, fgpu: Fgpu, url: str) -> None:
     path = trace(tmp_path, TRACE.replace("waited_s", "waited_s,resource_group").replace("\n", ",lab\n", 0))
-    status, said = failure(capsys, "--trace", trace(tmp_path, TRACE))
+    status, said = fgpu.failure("replay", "--trace", trace(tmp_path, TRACE))
     assert (status, said.startswith("a trace tells no GPUs: give --gpus 8")) == (2, True)
     lines = "submitted_at_s,user,fgpu,length_s,resource_group\n0,ann,1,60,lab\n0,bob,1,60,lab\n"
     path = trace(tmp_path, lines)
     # The nodes of an installation will do.
-    assert runs(capsys, "--trace", path, "--db", url, "--policy", "fifo")["fifo"]["longest_wait_s"] == 60
+    assert runs(fgpu, "--trace", path, "--db", url, "--policy", "fifo")["fifo"]["longest_wait_s"] == 60
     path = trace(tmp_path, lines + "0,cy,1,60,class\n")
-    status, said = failure(capsys, "--trace", path, "--gpus", "1")
+    status, said = fgpu.failure("replay", "--trace", path, "--gpus", "1")
     assert (status, "several resource groups (class, lab)" in said) == (2, True)

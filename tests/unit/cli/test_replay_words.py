@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fgpu_scheduler import BadSettings, Quota, QuotaScope
-from fgpu_scheduler.core import orders, scores
+from fgpu_scheduler.core import orders
 from fgpuspawner.cli.replay import gpus_of, policy_of, quota_of
 
 
@@ -15,8 +15,8 @@ def test_a_policy_is_the_name_of_an_order() -> None:
 
 
 def test_a_policy_is_several_words() -> None:
-    own = policy_of("order=fifo,placement=spread,longest_wait_s=60,half_life_s=7").of("g")
-    assert (own.order, own.placing, own.strict) == (orders.fifo, scores.PLACEMENTS["spread"], True)
+    own = policy_of("order=fair-share,longest_wait_s=60,half_life_s=7").of("g")
+    assert (own.order, own.strict) == (orders.fair_share, False)
     assert (own.longest_wait_s, own.half_life_s) == (60, 7)
 
 
@@ -24,8 +24,8 @@ def test_a_policy_is_several_words() -> None:
     ("words", "said"),
     [
         ("nonsense", "policy: order: 'nonsense' is not one of "),
-        ("order=fifo,placement=nowhere", "policy: placement: 'nowhere' is not one of "),
-        ("fifo,size=3", "policy: 'fifo,size=3': there is no 'size'; there are order, placement, "),
+        ("fifo,longest_wait_s=60", "policy: longest_wait_s: order 'fifo' does not use it; leave it out"),
+        ("fifo,size=3", "policy: 'fifo,size=3': there is no 'size'; there are order, longest_wait_s, "),
         ("fifo,order=lifo", "policy: 'fifo,order=lifo': order is there twice"),
         ("fifo,longest_wait_s=soon", "policy: longest_wait_s: 'soon' is not a whole number such as 3"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commandline import failure, fgpu, filled, write_config
+from commandline import Fgpu, filled, write_config
 from fgpuspawner.cli.report import Hiding
 
 PLANTED = {
@@ -66,11 +66,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return write_config(tmp_path, after=AFTER.format(**PLANTED))
 
 
-def test_report_contains_no_planted_secret(
-    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_contains_no_planted_secret(config: str, tmp_path: Path, fgpu: Fgpu) -> None:
     file = tmp_path / "report.txt"
-    status, _, err = fgpu(capsys, "report", str(file), "--config", config)
+    status, _, err = fgpu("report", str(file), "--config", config)
     assert (status, err) == (0, "")
     text = file.read_text()
     assert {name for name, secret in PLANTED.items() if secret in text} == set()
@@ -91,36 +89,32 @@ def test_report_contains_no_planted_secret(
     assert "GPU-1f0c2f3a-0b1c-4d5e" in text
     assert text.count("JupyterHub app:1]") == 2
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
-    status, line = failure(capsys, "report", str(file), "--config", config)
+    status, line = fgpu.failure("report", str(file), "--config", config)
     assert (status, "File exists" in line) == (1, True)
 
 
-def test_report_with_users_has_their_names(
-    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_with_users_has_their_names(config: str, tmp_path: Path, fgpu: Fgpu) -> None:
     file = tmp_path / "report.txt"
-    assert fgpu(capsys, "report", str(file), "--users", "--config", config)[0] == 0
+    assert fgpu("report", str(file), "--users", "--config", config)[0] == 0
     text = file.read_text()
     assert "(carol@127.0.0.1)" in text
     assert {name for name, secret in PLANTED.items() if secret in text} == set()
 
 
-def test_report_leaves_out_logs_if_users_are_unknown(
-    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_leaves_out_logs_if_users_are_unknown(config: str, tmp_path: Path, fgpu: Fgpu) -> None:
     (tmp_path / "data" / "jupyterhub.sqlite").write_text("damaged" * 1000)
     file = tmp_path / "report.txt"
-    assert fgpu(capsys, "report", str(file), "--config", config)[0] == 0
+    assert fgpu("report", str(file), "--config", config)[0] == 0
     assert "left out: who the users are cannot be read" in file.read_text()
     assert "carol" not in file.read_text()
 
 
-def test_report_of_a_wrong_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_wrong_configuration(tmp_path: Path, fgpu: Fgpu) -> None:
     config = write_config(
         tmp_path, after="raise ValueError('postgresql://fgpu:s3cret@db/x?password=hunter22')"
     )
     file = tmp_path / "report.txt"
-    assert fgpu(capsys, "report", str(file), "--config", config)[0] == 0
+    assert fgpu("report", str(file), "--config", config)[0] == 0
     text = file.read_text()
     assert "jupyterhub_config.py:8: ValueError" in text
     assert "s3cret" not in text
@@ -139,18 +133,18 @@ def steady(line: str) -> str:
     return re.sub(r"\d+ MiB left", "some left", line)
 
 
-def test_check_as_json_has_a_level(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_as_json_has_a_level(tmp_path: Path, fgpu: Fgpu) -> None:
     config = write_config(tmp_path)
-    status, out, _ = fgpu(capsys, "check", "--json", "--config", config)
+    status, out, _ = fgpu("check", "--json", "--config", config)
     found = json.loads(out)
-    plain = fgpu(capsys, "check", "--config", config)[1].splitlines()
+    plain = fgpu("check", "--config", config)[1].splitlines()
     # Other programs write to the disk at the same time.
     assert [steady(line["text"]) for line in found["lines"]] == [steady(line.strip()) for line in plain]
     warned = any("WARNING" in line for line in plain)
     assert (status, found["version"], found["level"]) == (0, 1, "WARN" if warned else "OK")
 
     config = write_config(tmp_path, max_fgpu="-1")
-    status, out, err = fgpu(capsys, "check", "--json", "--config", config)
+    status, out, err = fgpu("check", "--json", "--config", config)
     (line,) = json.loads(out)["lines"]
     assert (status, line["level"], err) == (1, "FAIL", "")
-    assert failure(capsys, "check", "--config", config) == (1, line["text"])
+    assert fgpu.failure("check", "--config", config) == (1, line["text"])

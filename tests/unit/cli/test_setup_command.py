@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commandline import failure
-from fgpuspawner.cli import main as cli
+from commandline import Fgpu
 from fgpuspawner.cli.setup.answers import Answers
 from fgpuspawner.cli.setup.files import TOKEN, Programs, files
 from fgpuspawner.cli.setup.machine import Machine, Record
@@ -41,12 +40,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def setup(root: Path, capsys: pytest.CaptureFixture[str], *arguments: str, yes: bool = True) -> list[str]:
+def setup(root: Path, fgpu: Fgpu, *arguments: str, yes: bool = True) -> list[str]:
     """Run it, and return what it says."""
-    status = cli.main(["setup", "--root", str(root), *(["--yes"] if yes else []), *arguments])
-    said = capsys.readouterr()
-    assert (status, said.err) == (0, ""), said
-    return said.out.splitlines()
+    status, out, err = fgpu("setup", "--root", str(root), *(["--yes"] if yes else []), *arguments)
+    assert (status, err) == (0, ""), err
+    return out.splitlines()
 
 
 def plan(lines: list[str]) -> dict[str, str]:
@@ -75,21 +73,19 @@ def contents(root: Path) -> dict[str, tuple[str, int, int]]:
     }
 
 
-def test_setup_changes_nothing_before_yes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = plan(setup(root, capsys, "--dry-run", *TRYING, yes=False))
+def test_setup_changes_nothing_before_yes(root: Path, fgpu: Fgpu) -> None:
+    shown = plan(setup(root, fgpu, "--dry-run", *TRYING, yes=False))
     assert shown["/etc/jupyterhub/jupyterhub_config.py"] == "write"
     assert shown["user fgpu"] == "make"
-    assert failure(capsys, "setup", "--root", str(root), *TRYING) == (
+    assert fgpu.failure("setup", "--root", str(root), *TRYING) == (
         2,
         "nobody can be asked here: say --yes, or --dry-run to see the plan",
     )
     assert not root.exists()
 
 
-def test_secrets_are_readable_by_root_and_the_hub_user_only(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = setup(root, capsys, *TRYING)
+def test_secrets_are_readable_by_root_and_the_hub_user_only(root: Path, fgpu: Fgpu) -> None:
+    said = setup(root, fgpu, *TRYING)
     (group,) = (
         int(line.split(":")[2])
         for line in (root / "etc/group").read_text().splitlines()
@@ -115,25 +111,23 @@ def test_secrets_are_readable_by_root_and_the_hub_user_only(
     assert re.fullmatch(r"fgpu:x:\d+:\d+:[^:]*:/var/lib/fgpu:/usr/sbin/nologin", account)
 
 
-def test_second_setup_has_nothing_to_do(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    setup(root, capsys, *TRYING)
+def test_second_setup_has_nothing_to_do(root: Path, fgpu: Fgpu) -> None:
+    setup(root, fgpu, *TRYING)
     before = contents(root)
-    said = setup(root, capsys)
+    said = setup(root, fgpu)
     assert (set(plan(said).values()), "Nothing to do." in said) == ({"as it is"}, True)
     assert contents(root) == before
 
 
-def test_setup_keeps_files_that_the_administrator_changed(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    setup(root, capsys, *TRYING)
+def test_setup_keeps_files_that_the_administrator_changed(root: Path, fgpu: Fgpu) -> None:
+    setup(root, fgpu, *TRYING)
     config = root / ETC / "jupyterhub_config.py"
     theirs = config.read_text().replace("configure(", "c.FGPU.max_fgpu = 1\nconfigure(", 1)
     config.write_text(theirs)
-    said = setup(root, capsys)
+    said = setup(root, fgpu)
     assert plan(said)["/etc/jupyterhub/jupyterhub_config.py"] == "keep"
     assert config.read_text() == theirs
-    said = setup(root, capsys, "--unit", "4")
+    said = setup(root, fgpu, "--unit", "4")
     (aside,) = config.parent.glob("jupyterhub_config.py.before-*")
     assert (aside.read_text(), aside.stat().st_mode & 0o777) == (theirs, 0o640)
     assert any(f"yours is kept as /{aside.relative_to(root)}" in line for line in said)
@@ -141,26 +135,24 @@ def test_setup_keeps_files_that_the_administrator_changed(
     assert "zoe" in config.read_text(), "what is not said again stays as it was"
 
 
-def test_setup_repairs_file_modes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    setup(root, capsys, *TRYING)
+def test_setup_repairs_file_modes(root: Path, fgpu: Fgpu) -> None:
+    setup(root, fgpu, *TRYING)
     before = contents(root)
     (root / ETC / "proxy.env").chmod(0o644)
-    setup(root, capsys)
+    setup(root, fgpu)
     assert contents(root) == before
 
 
-def test_removal_keeps_the_data_and_restores_previous_files(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_removal_keeps_the_data_and_restores_previous_files(root: Path, fgpu: Fgpu) -> None:
     earlier, data = root / ETC / "jupyterhub_config.py", root / "var/lib/fgpu/fgpu.sqlite"
     earlier.parent.mkdir(parents=True)
     earlier.write_text("# of before\n")
     data.parent.mkdir(parents=True)
     data.write_text("the queue")
-    setup(root, capsys, *TRYING)
+    setup(root, fgpu, *TRYING)
     assert earlier.read_text() != "# of before\n"
     (root / "etc/systemd/system/jupyterhub.service").write_text("# changed\n")
-    setup(root, capsys, "--remove")
+    setup(root, fgpu, "--remove")
     # The files of accounts were made by the first account in this empty root.
     left = {
         n: t
@@ -176,7 +168,7 @@ def test_removal_keeps_the_data_and_restores_previous_files(
     }
     assert "fgpu" not in (root / "etc/passwd").read_text()
     assert (data.parent.stat().st_uid, data.parent.stat().st_mode & 0o777) == (0, 0o700)
-    status, line = failure(capsys, "setup", "--root", str(root), "--remove", "--yes")
+    status, line = fgpu.failure("setup", "--root", str(root), "--remove", "--yes")
     assert (status, line) == (2, f"nothing is set up: there is no {root}/{ETC}/fgpu-setup.json")
 
 
@@ -226,16 +218,14 @@ def test_setup_keeps_docker_settings_and_adds_live_restore(tmp_path: Path) -> No
         ),
     ],
 )
-def test_wrong_answer_is_refused_in_one_line(
-    arguments: list[str], line: str, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, said = failure(capsys, "setup", "--root", str(root), "--yes", *arguments)
+def test_wrong_answer_is_refused_in_one_line(arguments: list[str], line: str, root: Path, fgpu: Fgpu) -> None:
+    status, said = fgpu.failure("setup", "--root", str(root), "--yes", *arguments)
     assert (status, said[: len(line)]) == (2, line)
     assert not root.exists()
 
 
-def test_systemd_analyze_accepts_the_units(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    setup(root, capsys, *TRYING)
+def test_systemd_analyze_accepts_the_units(root: Path, fgpu: Fgpu) -> None:
+    setup(root, fgpu, *TRYING)
     for unit in sorted((root / "etc/systemd/system").glob("*.service")):
         judged = subprocess.run(
             ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
@@ -251,9 +241,9 @@ def test_systemd_analyze_accepts_the_units(root: Path, capsys: pytest.CaptureFix
         assert float(level) <= 3.0, f"{unit.name}: {level}"
 
 
-def test_record_of_another_version_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    setup(root, capsys, *TRYING)
+def test_record_of_another_version_is_refused(root: Path, fgpu: Fgpu) -> None:
+    setup(root, fgpu, *TRYING)
     record = root / ETC / "fgpu-setup.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "version": 2}))
-    status, line = failure(capsys, "setup", "--root", str(root), "--yes")
+    status, line = fgpu.failure("setup", "--root", str(root), "--yes")
     assert (status, line) == (1, f"{record} is of another version of fgpuspawner; use that one's fgpu setup")

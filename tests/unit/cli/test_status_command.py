@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from commandline import AT_S, fgpu, filled, node, request, write_config
+from commandline import AT_S, Fgpu, filled, node, request, write_config
 from fgpu_scheduler import (
     NodeState,
+    Policy,
     Request,
     Store,
+    plan,
 )
 from fgpuspawner.isolation.choice import CHOICES, StoredChoice
 
@@ -28,9 +30,9 @@ def section(out: str, name: str) -> list[list[str]]:
     return [ROW.split(line.strip()) for line in text.splitlines()]
 
 
-def test_status_shows_capacity_sessions_and_the_queue(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_capacity_sessions_and_the_queue(url: str, fgpu: Fgpu) -> None:
     filled(url)
-    status, out, err = fgpu(capsys, "status", "--db", url)
+    status, out, err = fgpu("status", "--db", url)
     assert (status, err) == (0, "")
     assert out.startswith(
         "SIMULATED GPUs: the queue and the sessions are real, the GPUs are not\n\nCapacity\n"
@@ -56,9 +58,9 @@ def test_status_shows_capacity_sessions_and_the_queue(url: str, capsys: pytest.C
     ]  # fmt: skip
 
 
-def test_status_as_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_as_json(url: str, fgpu: Fgpu) -> None:
     filled(url)
-    status, out, err = fgpu(capsys, "status", "--json", "--db", url)
+    status, out, err = fgpu("status", "--json", "--db", url)
     assert (status, err) == (0, "")
     found: dict[str, Any] = json.loads(out)
     assert (found["version"], found["simulated"]) == (1, True)
@@ -105,25 +107,36 @@ def test_status_as_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_status_of_a_new_installation(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parked_session_that_wants_its_gpu_is_not_in_use(url: str, fgpu: Fgpu) -> None:
+    filled(url)
+    store = Store(url)
+    store.open()
+    store.park(1, 0, now_s=AT_S + 7)
+    store.commit(plan(store.snapshot(AT_S + 7), Policy()), now_s=AT_S + 7)
+    store.want(1, True, now_s=AT_S + 8)
+    store.close()
+    out = fgpu("status", "--db", url)[1]
+    assert section(out, "Capacity")[::2] == [
+        ["group default: 2 of 2 fGPU in use"],
+        ["0: 2 of 2 fGPU, Tesla T4, GPU-local-0 (simulated)"],
+    ]
+
+
+def test_status_of_a_new_installation(url: str, fgpu: Fgpu) -> None:
     store = Store(url)
     store.open()
     store.close()
-    assert (
-        fgpu(capsys, "status", "--db", url)[1] == "Capacity\n  no node\n\nSessions\n  none\n\nQueue\n  none\n"
-    )
+    assert fgpu("status", "--db", url)[1] == "Capacity\n  no node\n\nSessions\n  none\n\nQueue\n  none\n"
 
 
-def test_status_counts_queues_by_group_and_shows_node_states(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_counts_queues_by_group_and_shows_node_states(url: str, fgpu: Fgpu) -> None:
     filled(url, node(), node("other", group="class"))
     store = Store(url)
     store.open()
     store.set_node_state("other", NodeState.CORDONED, now_s=AT_S)
     store.submit([Request("eve", "", "python", "class", 500, 1000, 1024)], now_s=AT_S + 7)
     store.close()
-    _, out, _ = fgpu(capsys, "status", "--db", url)
+    _, out, _ = fgpu("status", "--db", url)
     assert "    node other CORDONED: 0 of 8 CPU, 0 of 16384 MiB\n" in out
     assert [(row[0], row[2]) for row in section(out, "Queue")[1:]] == [
         ("1", "eve/"),
@@ -132,57 +145,55 @@ def test_status_counts_queues_by_group_and_shows_node_states(
     ]
 
 
-def test_request_that_starts_next_has_the_position_now(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_request_that_starts_next_has_the_position_now(url: str, fgpu: Fgpu) -> None:
     store = Store(url)
     store.open()
     store.set_nodes([node()], now_s=AT_S)
     store.submit([request("alice", 500)], now_s=AT_S)
     store.close()
-    _, out, _ = fgpu(capsys, "status", "--db", url)
+    _, out, _ = fgpu("status", "--db", url)
     assert section(out, "Queue")[1][0] == "now"
 
 
-def test_control_characters_of_names_are_escaped(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_of_names_are_escaped(url: str, fgpu: Fgpu) -> None:
     store = Store(url)
     store.open()
     store.set_nodes([node()], now_s=AT_S)
     store.submit([request("mal\x1b[2Jlory\n", 500)], now_s=AT_S)
     store.close()
-    _, out, _ = fgpu(capsys, "status", "--db", url)
+    _, out, _ = fgpu("status", "--db", url)
     assert "mal?[2Jlory?/" in out
     assert "\x1b" not in out
 
 
 def test_status_finds_the_database_through_the_hubs_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fgpu: Fgpu
 ) -> None:
     write_config(tmp_path)
     (tmp_path / "data").mkdir()
     filled(f"sqlite:///{tmp_path}/data/fgpu.sqlite")
-    _, named, _ = fgpu(capsys, "status", "--config", str(tmp_path / "jupyterhub_config.py"))
+    _, named, _ = fgpu("status", "--config", str(tmp_path / "jupyterhub_config.py"))
     monkeypatch.chdir(tmp_path)
-    status, found, _ = fgpu(capsys, "status")
+    status, found, _ = fgpu("status")
     assert (status, named) == (0, found)
     assert "alice/gpu-2" in found
 
 
-def test_status_shows_the_isolation_of_each_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_the_isolation_of_each_node(tmp_path: Path, fgpu: Fgpu) -> None:
     path, data = write_config(tmp_path), tmp_path / "data"
     data.mkdir()
     url = f"sqlite:///{data}/fgpu.sqlite"
     filled(url)
     CHOICES.write(data, (StoredChoice("local", "driver-cgroup", "the driver can"),))
-    node = next(
-        line for line in fgpu(capsys, "status", "--config", path)[1].splitlines() if "node local" in line
-    )
+    node = next(line for line in fgpu("status", "--config", path)[1].splitlines() if "node local" in line)
     assert node.endswith("MiB, isolation driver-cgroup")
-    found = json.loads(fgpu(capsys, "status", "--config", path, "--json")[1])
+    found = json.loads(fgpu("status", "--config", path, "--json")[1])
     assert found["isolation"] == {"local": "driver-cgroup"}
-    assert "isolation" not in fgpu(capsys, "status", "--db", url)[1]
+    assert "isolation" not in fgpu("status", "--db", url)[1]
 
 
 def test_commands_on_the_database_work_while_the_engine_is_down(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fgpu: Fgpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
     data = tmp_path / "data"
@@ -191,8 +202,8 @@ def test_commands_on_the_database_work_while_the_engine_is_down(
     path = Path(write_config(tmp_path))
     path.write_text(path.read_text().replace("configure(c,", 'configure(c, runtime="docker",'))
     config = ("--config", str(path))
-    assert fgpu(capsys, "status", *config)[0] == 0
-    assert fgpu(capsys, "node", "local", "cordon", *config)[0] == 0
+    assert fgpu("status", *config)[0] == 0
+    assert fgpu("node", "local", "cordon", *config)[0] == 0
 
 
 SYSTEMCTL = """#!/bin/sh
@@ -241,7 +252,7 @@ def test_status_shows_why_the_hubs_unit_fails(
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fgpu: Fgpu,
 ) -> None:
     # No systemd runs where tests do: what it says is in its own form.
     since = int((time.monotonic() - ran_s) * 1e6)
@@ -254,15 +265,15 @@ def test_status_shows_why_the_hubs_unit_fails(
     (tmp_path / "data").mkdir()
     filled(f"sqlite:///{tmp_path}/data/fgpu.sqlite")
     config = Path(write_config(tmp_path))
-    status, out, _ = fgpu(capsys, "status", "--config", str(config))
+    status, out, _ = fgpu("status", "--config", str(config))
     assert out.startswith(f"Services\n  jupyterhub.service: {said}\n\nSIMULATED")
     assert status == (0 if said.startswith(("running", "starting")) else 1)
-    (found,) = json.loads(fgpu(capsys, "status", "--config", str(config), "--json")[1])["services"]
+    (found,) = json.loads(fgpu("status", "--config", str(config), "--json")[1])["services"]
     assert found["restarts"] == restarts
     # What ends the Hub can keep the command from reading more; it tells what it knows.
     config.write_text(config.read_text().replace("configure(c,", "configure(c, fgpu_per_gpu=0,"))
     if status:
-        status, out, _ = fgpu(capsys, "status", "--config", str(config))
+        status, out, _ = fgpu("status", "--config", str(config))
         assert (status, out.split("\n\n")) == (
             1,
             [

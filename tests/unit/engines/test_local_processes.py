@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import time
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState
 from fgpuspawner.engines.local.processes import LOGS_KEPT_S, MOST_LOGS, Processes
+
+INSTALLATION = secrets.token_hex(6)
+"""Sessions of one installation are found on the whole machine, also by tests that run at the same time."""
 
 
 def running(number: int) -> Session:
@@ -21,7 +25,7 @@ def running(number: int) -> Session:
 def test_dying_server_lives_until_its_status_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processes = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
+    processes = Processes(installation=INSTALLATION, folder=tmp_path, stop_timeout_s=1)
     session = running(1)
     child = subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=subprocess.PIPE)
     processes._children[processes.handle(session)] = child
@@ -33,14 +37,14 @@ def test_dying_server_lives_until_its_status_is_known(
 
 
 def test_stored_numbers_of_ended_servers_are_removed(tmp_path: Path) -> None:
-    former = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
+    former = Processes(installation=INSTALLATION, folder=tmp_path, stop_timeout_s=1)
     lives, ended = running(1), running(2)
     for session in (lives, ended):
         former.start(session, ["sleep", "600"], {"PATH": os.environ["PATH"]}, tmp_path / "home")
     killed = former._children[former.handle(ended)]
     killed.kill()
     killed.wait()
-    processes = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
+    processes = Processes(installation=INSTALLATION, folder=tmp_path, stop_timeout_s=1)
     processes.forget_ended()
     assert [path.name for path in (tmp_path / "run").iterdir()] == [processes.handle(lives)]
     assert former.remove_session(lives, now=True)
@@ -49,7 +53,7 @@ def test_stored_numbers_of_ended_servers_are_removed(tmp_path: Path) -> None:
 def test_endless_output_keeps_its_newest_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most_bytes = 256 << 10
     monkeypatch.setattr("fgpuspawner.engines.local.processes.MOST_LOG_BYTES", most_bytes)
-    processes = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
+    processes = Processes(installation=INSTALLATION, folder=tmp_path, stop_timeout_s=1)
     session, told = running(1), tmp_path / "told"
     os.mkfifo(told)
     lines = most_bytes // 10 + 1000
@@ -76,7 +80,7 @@ def test_endless_output_keeps_its_newest_lines(tmp_path: Path, monkeypatch: pyte
 def test_old_logs_of_ended_servers_are_removed(
     tmp_path: Path,
 ) -> None:
-    processes = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
+    processes = Processes(installation=INSTALLATION, folder=tmp_path, stop_timeout_s=1)
     lives, logs, now = running(1), tmp_path / "logs", time.time()
     processes.start(lives, ["sleep", "600"], {"PATH": os.environ["PATH"]}, tmp_path / "home")
     for number in range(2, MOST_LOGS + 4):

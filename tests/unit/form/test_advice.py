@@ -17,10 +17,10 @@ from fgpu_scheduler import (
     SessionState,
     Share,
 )
-from fgpuspawner.form.advice import Run, advice_by_image, advise, runs_of
+from fgpuspawner.form.advice import MeasuredRun, advice_by_image, advise, runs_of
 from fgpuspawner.images.model import Image
 
-RUN = Run("torch", 1000, 4096, 1331, 50, 20)
+RUN = MeasuredRun("torch", 1000, 4096, 1331, 50, 20)
 
 
 def test_small_peaks_give_advice() -> None:
@@ -57,7 +57,7 @@ def test_advice_needs_three_runs() -> None:
         ),
     ],
 )
-def test_no_advice_without_a_smaller_sufficient_amount(run: Run, why: str) -> None:
+def test_no_advice_without_a_smaller_sufficient_amount(run: MeasuredRun, why: str) -> None:
     assert advise([run] * 5, step_milli=100) is None, why
 
 
@@ -107,7 +107,7 @@ def test_unmeasured_and_multi_gpu_runs_do_not_count() -> None:
             past(1),
         ]
     )
-    assert found == {"torch": [Run("torch", 500, 2048, 700, 25, 9)]}
+    assert found == {"torch": [MeasuredRun("torch", 500, 2048, 700, 25, 9)]}
     full = replace(past(6, one), session=replace(past(6, one).session, end_cause=EndCause.OOM))
     assert [run.ran_out for run in runs_of([full, past(5, one)])["torch"]] == [True, False]
 

@@ -6,16 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bs4 import BeautifulSoup
-from traitlets.config import Config
+from launch_offers import PYTHON, offer, page
 
 from fgpu_scheduler import Device
-from fgpuspawner.form import page as form
 from fgpuspawner.form.advice import Advice
 from fgpuspawner.form.image_cards import amount_meaning, amounts, cards
-from fgpuspawner.form.offer import Offer, make_offer
 from fgpuspawner.images.model import Image
-from fgpuspawner.settings import FGPU
 
 T4 = Device("GPU-0", "n1", 0, "T4", 16384, 4000)
 A100 = replace(T4, uuid="GPU-1", index=1, model="A100", memory_mib=40960)
@@ -65,21 +61,10 @@ def test_model_with_two_sizes_shows_both() -> None:
     }
 
 
-NODE = {"name": "duo", "cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 2, "memory_mib": 8192}}
-
-
 def image(slug: str, name: str, framework: str, **given: Any) -> Image:
     return Image(slug, name, framework, given.pop("version", "1"), "3.11", "r", **given)
 
 
-def offer(*images: Image) -> Offer:
-    config = Config()
-    config.FGPU.nodes = [NODE]
-    own = FGPU.from_config(config).checked()
-    return make_offer(own, own.discover_nodes(), images, ("default",), user="ann")
-
-
-PYTHON = image("python", "Python 3.11", "python", default=True)
 OLD = image("tf-1", "TensorFlow 1.15", "tensorflow", version="1.15")
 NEW = image("tf-2", "TensorFlow 2.21", "TensorFlow", version="2.21", description="With CUDA 12")
 MINE = image("ann/more:1", "ann/more:1", "tensorflow", owner="ann")
@@ -101,15 +86,12 @@ def test_card_shows_whole_name_without_framework_prefix() -> None:
 
 
 def test_radio_has_the_whole_name_and_a_description() -> None:
-    page = BeautifulSoup(
-        form.render(offer(PYTHON, OLD, NEW), hub_prefix="/hub/", ticket="t", given={"image": "tf-2"}),
-        "html.parser",
-    )
-    names = [" ".join(label.text.split()) for label in page.select(".version")]
+    shown = page(offer(PYTHON, OLD, NEW), given={"image": "tf-2"})
+    names = [" ".join(label.text.split()) for label in shown.select(".version")]
     assert names == ["Python 3.11", "TensorFlow 1.15", "TensorFlow 2.21"]
-    (checked,) = page.select("[name=image][checked]")
+    (checked,) = shown.select("[name=image][checked]")
     assert checked["value"] == "tf-2"
-    (about,) = page.select(f"#{checked['aria-describedby']}")
+    (about,) = shown.select(f"#{checked['aria-describedby']}")
     assert "With CUDA 12" in about.text
 
 
@@ -138,11 +120,8 @@ def test_preselected_exact_memory_is_valid() -> None:
 
 def test_advice_is_on_the_card() -> None:
     advice = {"tf-2": Advice("tf-2", 5, 1000, 300, 1331)}
-    page = BeautifulSoup(
-        form.render(offer(PYTHON, NEW), hub_prefix="/hub/", ticket="t", given={}, advice=advice),
-        "html.parser",
-    )
-    (said,) = page.select(".advice")
+    shown = page(offer(PYTHON, NEW), advice=advice)
+    (said,) = shown.select(".advice")
     assert said.text == "Your last five runs peaked at 1.3 GiB: 0.3 fGPU would have been enough."
     found = amounts(offer(PYTHON, NEW), advice)
     assert (found["tf-2"]["enough"], found["python"]["enough"]) == ("0.3", None)

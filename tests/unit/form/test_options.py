@@ -7,42 +7,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import launch_offers
 import pytest
 from bs4 import BeautifulSoup
-from traitlets.config import Config
+from launch_offers import DUO, PYTHON
+from launch_offers import page as form_of
 
-from fgpu_scheduler import Node, Refusal
+from fgpu_scheduler import Refusal
 from fgpuspawner.form import page as form
-from fgpuspawner.form.offer import LaunchRequest, Offer, Refused, asks_the_same, make_offer
+from fgpuspawner.form.offer import LaunchRequest, Offer, RequestRefused, asks_the_same, make_offer
 from fgpuspawner.form.options import parse, parse_to_start, read_fields
 from fgpuspawner.form.presets import fields_of
 from fgpuspawner.images.catalogue import Image
-from fgpuspawner.settings import FGPU
 from fgpuspawner.text.fields import Given, in_gib
 
-PYTHON = Image("python", "Python 3.11", "python", "3.11", "3.11", "fgpuspawner/base:0.1", default=True)
 TORCH = Image("torch", "PyTorch", "pytorch", "2.13", "3.12", "lab/torch:2.13")
-DUO = {"name": "duo", "cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 2, "memory_mib": 8192}}
 SOLO = {"name": "solo", "group": "class", "cpu": 4, "memory_mib": 4096, "gpus": {"simulated": 1}}
 EMPTY = {"name": "empty", "group": "none", "cpu": 4, "memory_mib": 4096, "gpus": {"simulated": 0}}
+LAB: dict[str, Any] = {"nodes": [DUO, SOLO, EMPTY], "groups": {"default": {}, "class": {}, "none": {}}}
+"""2 GPUs of 2 fGPU in "default", one in "class", none in "none"."""
 
 
-def settings(**given: Any) -> FGPU:
-    defaults: dict[str, Any] = {
-        "nodes": [DUO, SOLO, EMPTY],
-        "groups": {"default": {}, "class": {}, "none": {}},
-        "fgpu_per_gpu": 2,
-    }
-    config = Config()
-    for name, value in {**defaults, **given}.items():
-        setattr(config.FGPU, name, value)
-    return FGPU.from_config(config).checked()
-
-
-def offer(groups: tuple[str, ...] = ("default", "class", "none"), **given: Any) -> Offer:
-    """Return an offer with 2 GPUs of 2 fGPU in "default", one in "class", none in "none"."""
-    own = settings(**given)
-    return make_offer(own, own.discover_nodes(), (PYTHON, TORCH), groups)
+def offer(
+    of: tuple[str, ...] = ("default", "class", "none"),
+    *,
+    images: tuple[Image, ...] = (PYTHON, TORCH),
+    user: str = "",
+    hub_groups: tuple[str, ...] = (),
+    **given: Any,
+) -> Offer:
+    return launch_offers.offer(*images, of=of, user=user, hub_groups=hub_groups, **(LAB | given))
 
 
 def by_form(raw: Mapping[str, object]) -> dict[str, object]:
@@ -73,7 +67,7 @@ LONG = "9" * 4000
 MARKUP = "<script>alert(1)</script>"
 OPTIONS = (
     "the options are image, group, account, gpu, fgpu, gpu_memory_mib, compute_percent, gpu_models, gpu_model, cpu, "
-    "memory_mib, memory_gib, count, time_limit, time_limit_s, priority, name, setup, variables, script"
+    "memory_mib, memory_gib, count, time_limit, time_limit_s, priority, name, folders, setup, variables, script"
 )
 
 BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
@@ -181,96 +175,12 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
 def test_bad_input_gets_the_same_message_from_form_link_and_api(
     edge: str, raw: dict[str, object], field: str, code: str, message: str
 ) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse(EDGES[edge](raw), offer())
     (refused,) = caught.value.refusals
     assert (refused.field, refused.code, refused.message) == (field, code, message)
     assert str(caught.value) == message
-    assert len(message) < 260
-
-
-@pytest.mark.parametrize(
-    ("given", "raw", "refusal"),
-    [
-        (
-            {"max_fgpu": 1},
-            {"fgpu": "1.5"},
-            Refusal("fgpu", "above_cap", "fgpu: 1.5 is above the limit of 1 per session", "1", "1"),
-        ),
-        (
-            {"max_cpu": 2},
-            {"cpu": "3"},
-            Refusal("cpu", "above_cap", "cpu: 3 is above the limit of 2 per session", "2", "2"),
-        ),
-        (
-            {"max_memory_mib": 1024},
-            {"memory_mib": "2048"},
-            Refusal(
-                "memory_mib",
-                "above_cap",
-                "memory_mib: 2048 is above the limit of 1024 MiB per session",
-                "1024",
-                "1024",
-            ),
-        ),
-        (
-            {"max_sessions": 2},
-            {"count": "3"},
-            Refusal("count", "out_of_range", "count: 3 isn't possible; choose 1 to 2 sessions", "2", "2"),
-        ),
-        (
-            {"max_fgpu": 1},
-            {"gpu_memory_mib": "2048", "compute_percent": "75"},
-            Refusal(
-                "gpu_memory_mib",
-                "above_cap",
-                "gpu_memory_mib: this is worth 1.5 fGPU, above the limit of 1 per session",
-                "1",
-            ),
-        ),
-        (
-            {"max_time_limit_s": 8 * 3600},
-            {"time_limit": "8:01"},
-            Refusal(
-                "time_limit", "above_cap", "time_limit: 8:01 is too long; choose at most 8:00", "8:00", "8:00"
-            ),
-        ),
-        (
-            {"max_time_limit_s": 3600},
-            {"time_limit_s": "3601"},
-            Refusal(
-                "time_limit_s",
-                "above_cap",
-                "time_limit_s: 3601 is too long; choose at most 3600",
-                "3600",
-                "3600",
-            ),
-        ),
-        (
-            {"max_priority": {"*": 3}},
-            {"priority": "4"},
-            Refusal("priority", "above_cap", "priority: 4 is too high; choose at most 3", "3", "3"),
-        ),
-        (
-            {"fgpu_per_gpu": "0.5", "fgpu_step": "0.25"},
-            {"fgpu": "0.3"},
-            Refusal(
-                "fgpu",
-                "not_a_step",
-                "fgpu: 0.3 isn't possible; choose 0.25 or 0.5 (in steps of 0.25)",
-                "0.25",
-                "0.25",
-            ),
-        ),
-    ],
-)
-@pytest.mark.parametrize("edge", TEXTS)
-def test_over_limit_request_is_refused_with_the_limit(
-    edge: str, given: dict[str, Any], raw: dict[str, object], refusal: Refusal
-) -> None:
-    with pytest.raises(Refused) as caught:
-        parse(EDGES[edge](raw), offer(**given))
-    assert caught.value.refusals == (refusal,)
+    assert len(message) < 270
 
 
 QUOTAS = [
@@ -278,50 +188,50 @@ QUOTAS = [
     {"hub_group": "ml101", "max_fgpu": 1},
     {"user": "bob", "resource_group": "class", "max_fgpu": "0.5"},
 ]
+LIMITED: list[tuple[dict[str, Any], dict[str, object], str, str, str, str | None]] = [
+    # Settings and user, input, and of the one refusal: code, message, limit, and what works.
+    ({"max_fgpu": 1}, {"fgpu": "1.5"}, "above_cap", "fgpu: 1.5 is above the limit of 1 per session", "1", "1"),
+    ({"max_cpu": 2}, {"cpu": "3"}, "above_cap", "cpu: 3 is above the limit of 2 per session", "2", "2"),
+    ({"max_memory_mib": 1024}, {"memory_mib": "2048"}, "above_cap",
+     "memory_mib: 2048 is above the limit of 1024 MiB per session", "1024", "1024"),
+    ({"max_sessions": 2}, {"count": "3"}, "out_of_range", "count: 3 isn't possible; choose 1 to 2 sessions", "2", "2"),
+    ({"max_fgpu": 1}, {"gpu_memory_mib": "2048", "compute_percent": "75"}, "above_cap",
+     "gpu_memory_mib: this is worth 1.5 fGPU, above the limit of 1 per session", "1", None),
+    ({"max_time_limit_s": 8 * 3600}, {"time_limit": "8:01"}, "above_cap",
+     "time_limit: 8:01 is too long; choose at most 8:00", "8:00", "8:00"),
+    ({"max_time_limit_s": 3600}, {"time_limit_s": "3601"}, "above_cap",
+     "time_limit_s: 3601 is too long; choose at most 3600", "3600", "3600"),
+    ({"max_priority": {"*": 3}}, {"priority": "4"}, "above_cap", "priority: 4 is too high; choose at most 3", "3", "3"),
+    ({"fgpu_per_gpu": "0.5", "fgpu_step": "0.25"}, {"fgpu": "0.3"}, "not_a_step",
+     "fgpu: 0.3 isn't possible; choose 0.25 or 0.5 (in steps of 0.25)", "0.25", "0.25"),
+    ({"quotas": QUOTAS, "user": "alice"}, {"fgpu": "2"}, "above_quota",
+     "fgpu: 2 fGPU is above 1.5, the quota of each user", "1.5", "1.5"),
+    ({"quotas": QUOTAS, "user": "alice", "hub_groups": ("ml101",)}, {"fgpu": "1.1"}, "above_quota",
+     "fgpu: 1.1 fGPU is above 1, the quota of group 'ml101'", "1", "1"),
+    ({"quotas": QUOTAS, "user": "bob"}, {"group": "class", "gpu_memory_mib": "4096"}, "above_quota",
+     "gpu_memory_mib: 1 fGPU is above 0.5, the quota of user 'bob' in resource group 'class'", "0.5", "2048"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "raw", "code", "message", "limit", "nearest"), LIMITED, ids=str)
+@pytest.mark.parametrize("edge", TEXTS)
+def test_request_over_a_limit_or_a_quota_is_refused_with_it(
+    edge: str,
+    given: dict[str, Any],
+    raw: dict[str, object],
+    code: str,
+    message: str,
+    limit: str,
+    nearest: str | None,
+) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        parse(EDGES[edge](raw), offer(**given))
+    field = message.partition(":")[0]
+    assert caught.value.refusals == (Refusal(field, code, message, limit, nearest),)
 
 
 def offer_to(user: str, *hub_groups: str) -> Offer:
-    own = settings(quotas=QUOTAS)
-    nodes = own.discover_nodes()
-    return make_offer(own, nodes, (PYTHON,), ("default", "class"), user=user, hub_groups=hub_groups)
-
-
-@pytest.mark.parametrize(
-    ("user", "hub_groups", "raw", "refusal"),
-    [
-        (
-            "alice",
-            (),
-            {"fgpu": "2"},
-            Refusal("fgpu", "above_quota", "fgpu: 2 fGPU is above 1.5, the quota of each user", "1.5", "1.5"),
-        ),
-        (
-            "alice",
-            ("ml101",),
-            {"fgpu": "1.1"},
-            Refusal("fgpu", "above_quota", "fgpu: 1.1 fGPU is above 1, the quota of group 'ml101'", "1", "1"),
-        ),
-        (
-            "bob",
-            (),
-            {"group": "class", "gpu_memory_mib": "4096"},
-            Refusal(
-                "gpu_memory_mib",
-                "above_quota",
-                "gpu_memory_mib: 1 fGPU is above 0.5, the quota of user 'bob' in resource group 'class'",
-                "0.5",
-                "2048",
-            ),
-        ),
-    ],
-)
-@pytest.mark.parametrize("edge", TEXTS)
-def test_request_above_a_quota_is_refused(
-    edge: str, user: str, hub_groups: tuple[str, ...], raw: dict[str, object], refusal: Refusal
-) -> None:
-    with pytest.raises(Refused) as caught:
-        parse(EDGES[edge](raw), offer_to(user, *hub_groups))
-    assert caught.value.refusals == (refusal,)
+    return offer(("default", "class"), images=(PYTHON,), user=user, hub_groups=hub_groups, quotas=QUOTAS)
 
 
 def test_offered_amounts_are_within_quotas() -> None:
@@ -330,8 +240,7 @@ def test_offered_amounts_are_within_quotas() -> None:
     bob = offer_to("bob")
     assert bob.amounts("class")[-1] == 500
     assert bob.amounts("default")[-1] == 1500
-    own = settings(quotas=[{"user": "*", "max_fgpu": "0.4"}])
-    offered = make_offer(own, own.discover_nodes(), (PYTHON,), ("default",), user="alice")
+    offered = offer(("default",), user="alice", quotas=[{"user": "*", "max_fgpu": "0.4"}])
     assert offered.default.fgpu_milli == 400
     assert parse({}, offered) == offered.default
 
@@ -339,7 +248,7 @@ def test_offered_amounts_are_within_quotas() -> None:
 def test_file_in_a_field_is_refused() -> None:
     # What the Hub makes of a part of a form that has a file name.
     file: Any = [{"filename": "x", "body": b"python"}]
-    with pytest.raises(Refused, match=r"^'image_file': a file was sent; send a text$"):
+    with pytest.raises(RequestRefused, match=r"^'image_file': a file was sent; send a text$"):
         read_fields({"image_file": file})
 
 
@@ -353,20 +262,20 @@ def test_file_in_a_field_is_refused() -> None:
     ],
 )
 def test_repeated_field_is_refused(edge: str, name: str, values: list[str], field: str, message: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         read_fields({name: values})
     assert caught.value.refusals == (Refusal(field, "given_twice", message),)
 
 
 def test_only_a_few_unknown_options_are_named() -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse({f"{n}": 1 for n in range(100_000)}, offer())
     assert {r.code for r in caught.value.refusals} == {"unknown_option"}
     assert len(str(caught.value)) < 2000
 
 
 def test_all_reasons_are_listed() -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse({"image": "none", "fgpu": "x", "cpu": "y", "color": "red"}, offer())
     assert [(r.field, r.code) for r in caught.value.refusals] == [
         ("options", "unknown_option"),
@@ -388,21 +297,18 @@ def test_all_reasons_are_listed() -> None:
     ],
 )
 def test_unreadable_field_hides_no_other_reason(raw: dict[str, object], fields: list[str]) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse(raw, offer())
     assert [r.field for r in caught.value.refusals] == fields
 
 
 def test_amounts_no_node_has_together_are_refused() -> None:
-    own = settings(
-        groups={},
-        nodes=[
-            {"name": "big", "cpu": 2, "memory_mib": 2048, "gpus": {"simulated": 2}},
-            {"name": "wide", "cpu": 32, "memory_mib": 65536, "gpus": {"simulated": 1}},
-        ],
-    )
-    with pytest.raises(Refused) as caught:
-        parse({"fgpu": "4", "cpu": "16"}, make_offer(own, own.discover_nodes(), (PYTHON,), ("default",)))
+    nodes = [
+        {"name": "big", "cpu": 2, "memory_mib": 2048, "gpus": {"simulated": 2}},
+        {"name": "wide", "cpu": 32, "memory_mib": 65536, "gpus": {"simulated": 1}},
+    ]
+    with pytest.raises(RequestRefused) as caught:
+        parse({"fgpu": "4", "cpu": "16"}, offer(("default",), groups={}, nodes=nodes))
     (refused,) = caught.value.refusals
     assert (refused.field, refused.code) == ("fgpu", "never_fits_together")
     assert refused.message.startswith("fgpu: no machine has 4 fGPU together with 16 CPU and ")
@@ -491,7 +397,7 @@ def test_default_time_limit_applies(given: dict[str, int], expected_s: int | Non
 
 def test_emptied_time_limit_in_the_form_means_none() -> None:
     usual = offer(default_time_limit_s=7200)
-    page = shown(form.render(usual, hub_prefix="/hub/", ticket="t", given={}))
+    page = form_of(usual)
     assert [field["value"] for field in page.select("[name=time_limit]")] == ["2:00"]
     sent = {"gpu_by": ["fgpu"], "fgpu": ["1"], "time_limit": [""]}
     wanted = parse(read_fields(sent), usual)
@@ -500,7 +406,7 @@ def test_emptied_time_limit_in_the_form_means_none() -> None:
     assert parse(read_fields({"fgpu": ["1"], "time_limit": [""]}), usual).time_limit_s == 7200
     # Shown again after a refusal, or as a launch before, it is empty again, and means the same.
     for given in (form.first_of(sent), fields_of(wanted.as_options())):
-        page = shown(form.render(usual, hub_prefix="/hub/", ticket="t", given=given))
+        page = form_of(usual, given=given)
         assert [field["value"] for field in page.select("[name=time_limit]")] == [""]
     again = {name: [value] for name, value in fields_of(wanted.as_options()).items()}
     assert parse(read_fields(again), usual) == wanted
@@ -530,15 +436,17 @@ def test_repeated_request_is_recognized(changes: dict[str, Any], same: bool) -> 
     assert asks_the_same(before, replace(before, **changes)) is same
 
 
+def test_waiting_request_keeps_its_place_when_folders_have_another_order_or_became_everybodys() -> None:
+    before = replace(DEFAULT, user="alice", folders=("models", "datasets")).for_server("")
+    assert asks_the_same(before, replace(before, folders=("datasets", "models")))
+    assert not asks_the_same(before, replace(before, folders=("datasets",)))
+    assert asks_the_same(before, replace(before, folders=("datasets",)), ["models"])
+
+
 def test_priority_is_limited_by_group() -> None:
-    own = settings(max_priority={"staff": 10, "*": 1})
-    nodes = own.discover_nodes()
-    assert make_offer(own, nodes, (PYTHON,), ("default",)).max_priority == 1
-    assert make_offer(own, nodes, (PYTHON,), ("default",), hub_groups=["ml101", "staff"]).max_priority == 10
-
-
-def shown(page: str) -> BeautifulSoup:
-    return BeautifulSoup(page, "html.parser")
+    given = {"max_priority": {"staff": 10, "*": 1}}
+    assert offer(**given).max_priority == 1
+    assert offer(hub_groups=("ml101", "staff"), **given).max_priority == 10
 
 
 def test_form_shows_refusals_at_fields_and_keeps_input() -> None:
@@ -550,17 +458,10 @@ def test_form_shows_refusals_at_fields_and_keeps_input() -> None:
         "cpu": "many",
         "time_limit": "8h",
     }
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse(by_form(typed), offer(max_time_limit_s=8 * 3600))
-    page = shown(
-        form.render(
-            offer(max_time_limit_s=8 * 3600),
-            hub_prefix="/hub/",
-            ticket="t",
-            given=form.first_of({name: [value] for name, value in typed.items()}),
-            refusals=caught.value.refusals,
-        )
-    )
+    given = form.first_of({name: [value] for name, value in typed.items()})
+    page = form_of(offer(max_time_limit_s=8 * 3600), given=given, refusals=caught.value.refusals)
     told = {e["data-refused"]: e.text for e in page.select("[data-refused]") if not e.has_attr("hidden")}
     assert told == {
         "gpu_memory_mib": "'4 GiB' is not a whole number such as 4096",
@@ -582,11 +483,7 @@ def test_form_shows_refusals_at_fields_and_keeps_input() -> None:
 
 def test_longest_image_name_is_kept_whole() -> None:
     longest = "u" * 100 + "/" + "n" * (form.FIELD_MAX_LENGTH - 101)
-    page = shown(
-        form.render(
-            offer(), hub_prefix="/hub/", ticket="t", given=form.first_of({"image_name": [longest + "n"]})
-        )
-    )
+    page = form_of(offer(), given=form.first_of({"image_name": [longest + "n"]}))
     (field,) = page.select("[name=image_name]")
     assert (field["value"], field["maxlength"]) == (longest, "400")
 
@@ -602,20 +499,20 @@ def test_longest_image_name_is_kept_whole() -> None:
     ],
 )
 def test_form_shows_the_links_values(given: dict[str, str], by: str, time_limit: str) -> None:
-    page = shown(form.render(offer(), hub_prefix="/hub/", ticket="t", given=given))
+    page = form_of(offer(), given=given)
     assert [radio["value"] for radio in page.select("[name=gpu_by][checked]")] == [by]
     (field,) = page.select("[name=time_limit]")
     assert field["value"] == time_limit
 
 
 def test_priority_and_model_fields_need_a_choice() -> None:
-    plain = shown(form.render(offer(), hub_prefix="/hub/", ticket="t", given={}))
+    plain = form_of(offer())
     assert not plain.select("[name=priority], [name=gpu_models], [for^=fgpu-model], #fgpu-model-hint")
     some = offer(max_priority={"*": 3})
     node = replace(
         some.nodes[0], devices=(replace(some.nodes[0].devices[0], model="Tesla T4"), *some.nodes[0].devices)
     )
-    rich = shown(form.render(replace(some, nodes=(node,)), hub_prefix="/hub/", ticket="t", given={}))
+    rich = form_of(replace(some, nodes=(node,)))
     (priority,) = rich.select("[name=priority]")
     assert (priority["max"], priority["value"]) == ("3", "0")
     assert [o["value"] for o in rich.select("#fgpu-model option")] == [
@@ -648,7 +545,7 @@ def test_models_keep_their_order_from_form_link_and_api() -> None:
     assert parse(options, several_models()).gpu_models == a100_t4.gpu_models
     assert LaunchRequest.of(a100_t4.for_server("")) == a100_t4
     with pytest.raises(
-        Refused, match="'Tesla T4' is named twice; name each model once: Tesla T4, NVIDIA A100"
+        RequestRefused, match="'Tesla T4' is named twice; name each model once: Tesla T4, NVIDIA A100"
     ):
         parse(read_fields({"gpu_models": ["Tesla T4", "NVIDIA A100", "Tesla T4"]}), several_models())
 
@@ -658,7 +555,7 @@ def test_form_has_a_field_per_model() -> None:
         {"gpu_models": "NVIDIA A100, Tesla T4"},
         form.first_of({"gpu_models": ["NVIDIA A100", "Tesla T4", ""]}),
     ):
-        page = shown(form.render(several_models(), hub_prefix="/hub/", ticket="t", given=given))
+        page = form_of(several_models(), given=given)
         fields = page.select("[name=gpu_models]")
         assert [[o["value"] for o in field.select("option[selected]")] for field in fields] == [
             ["NVIDIA A100"],
@@ -667,12 +564,8 @@ def test_form_has_a_field_per_model() -> None:
         ]
         labels = [page.select_one(f"[for={field['id']}]") for field in fields]
         assert [label.text for label in labels if label] == ["GPU model", *["Or, if that is not free"] * 2]
-    by_old_link = form.render(
-        several_models(), hub_prefix="/hub/", ticket="t", given={"gpu_model": MODELS[0]}
-    )
-    assert [o["value"] for o in shown(by_old_link).select("[name=gpu_models] option[selected]")] == [
-        MODELS[0]
-    ]
+    by_old_link = form_of(several_models(), given={"gpu_model": MODELS[0]})
+    assert [o["value"] for o in by_old_link.select("[name=gpu_models] option[selected]")] == [MODELS[0]]
 
 
 # --- What is preselected ---
@@ -725,29 +618,26 @@ def test_smallest_node_sets_the_default_cpu_and_memory() -> None:
 
 
 def test_form_completes_the_links_values() -> None:
-    page = shown(form.render(offer(), hub_prefix="/hub/", ticket="t", given={"fgpu": "0.5"}, by_link=True))
+    page = form_of(offer(), given={"fgpu": "0.5"}, by_link=True)
     values = {name: page.select_one(f"[name={name}]")["value"] for name in ("fgpu", "cpu", "memory_gib")}
     assert values == {"fgpu": "0.5", "cpu": "1", "memory_gib": "2"}
-    kept = form.render(
-        offer(), hub_prefix="/hub/", ticket="t", given={"fgpu": "0.5", "memory_mib": "576"}, by_link=True
-    )
-    assert shown(kept).select_one("[name=memory_gib]")["value"] == "0.5625"
+    kept = form_of(offer(), given={"fgpu": "0.5", "memory_mib": "576"}, by_link=True)
+    assert kept.select_one("[name=memory_gib]")["value"] == "0.5625"
     # What the link gives does not follow the GPU; the rest does.
-    known = json.loads(shown(kept).select_one(".fgpu-form")["data-known"])
+    known = json.loads(kept.select_one(".fgpu-form")["data-known"])
     assert known["given"] == ["fgpu", "memory_gib"]
 
 
 def test_first_group_and_default_image_are_preselected() -> None:
-    own = settings()
-    nodes: tuple[Node, ...] = own.discover_nodes()
-    assert make_offer(own, nodes, (TORCH,), ("class",)).default.image == "torch"
-    assert make_offer(own, nodes, (TORCH, PYTHON), ("class",)).default.image == "python"
-    assert make_offer(own, nodes, (TORCH, PYTHON), ("class", "default")).default.resource_group == "class"
+    both = (TORCH, PYTHON)
+    assert offer(("class",), images=(TORCH,)).default.image == "torch"
+    assert offer(("class",), images=both).default.image == "python"
+    assert offer(("class", "default"), images=both).default.resource_group == "class"
 
 
 def test_only_nodes_of_own_groups_are_offered() -> None:
     assert [n.id for n in offer(("class",)).nodes] == ["solo"]
-    with pytest.raises(Refused, match=r"^group: there is no 'default'; choose one of class$"):
+    with pytest.raises(RequestRefused, match=r"^group: there is no 'default'; choose one of class$"):
         parse({"group": "default"}, offer(("class",)))
 
 
@@ -761,8 +651,8 @@ def test_only_nodes_of_own_groups_are_offered() -> None:
 def test_users_without_group_or_image_are_refused(
     images: tuple[Image, ...], groups: tuple[str, ...], message: str
 ) -> None:
-    own = settings()
-    with pytest.raises(Refused) as caught:
+    own = launch_offers.settings(**LAB)
+    with pytest.raises(RequestRefused) as caught:
         make_offer(own, own.discover_nodes(), images, groups)
     assert str(caught.value) == message
 
@@ -780,8 +670,7 @@ SHARED = replace(
 
 
 def offered(*images: Image, user: str = "bob") -> Offer:
-    own = settings()
-    return make_offer(own, own.discover_nodes(), (PYTHON, *images), ("default",), user=user)
+    return offer(("default",), images=(PYTHON, *images), user=user)
 
 
 @pytest.mark.parametrize("accept", [None, "", "yes", True, "sha256:abd", ["sha256:abc"]])
@@ -790,10 +679,13 @@ def test_other_users_image_must_be_accepted_by_digest(
     path: Callable[[Mapping[str, object]], dict[str, object]], accept: object
 ) -> None:
     raw = path({"image": SHARED.slug} | ({} if accept is None else {"accept_image": accept}))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         parse_to_start(raw, offered(SHARED))
     (refusal,) = refused.value.refusals
     assert (refusal.field, refusal.code, refusal.nearest) == ("image", "not_accepted", "sha256:abc")
+    assert form.refusal_words(refused.value) == [
+        "Image: another user's image: tick the box below it to accept it"
+    ]
     assert refusal.message == (
         "image: alice/torch:1 is alice's, and its programs run as you, with your files; if you trust alice, accept it"
         " with accept_image=sha256:abc"
@@ -813,7 +705,7 @@ def test_accepted_image_is_not_asked_again_until_it_changes() -> None:
         replace(known, accepted_by=("dan",)),
     ):
         for accept in ("", "sha256:ab"):
-            with pytest.raises(Refused):
+            with pytest.raises(RequestRefused):
                 parse_to_start({"image": SHARED.slug, "accept_image": accept}, offered(other))
 
 
@@ -827,15 +719,11 @@ def test_form_asks_to_accept_other_users_images() -> None:
     declined = replace(SHARED, slug="alice/no:1", declined_by=("bob",))
     choice = offered(SHARED, known, declined)
     assert [image.slug for image in choice.shown_images] == ["python", "alice/known:1"]
-
-    def shown(**given: str) -> BeautifulSoup:
-        return BeautifulSoup(form.render(choice, hub_prefix="/hub/", ticket="t", given=given), "html.parser")
-
-    page = shown()
+    page = form_of(choice)
     assert page.select("#fgpu-accept") == []
     assert "An image is offered to you" in page.select("#fgpu-offered")[0].text
     for field in ("image", "image_name"):
-        page = shown(**{field: SHARED.slug, "accept_image": "sha256:abc"})
+        page = form_of(choice, given={field: SHARED.slug, "accept_image": "sha256:abc"})
         (box,) = page.select("[name=accept_image]")
         assert box["value"] == "sha256:abc"
         assert not box.has_attr("checked")
@@ -847,7 +735,7 @@ def test_form_asks_to_accept_other_users_images() -> None:
 
 @pytest.mark.parametrize("name", ["x" * 61, "two\x00words", "ab\u202ecd", "zero\u200bwidth", 7])
 def test_a_name_that_is_long_or_hides_text_is_refused(name: object) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse({"name": name}, offer())
     (refusal,) = caught.value.refusals
     assert (refusal.field, refusal.limit) == ("name", "60")
@@ -865,8 +753,7 @@ ACCOUNTS = {"science": {}, "physics": {"parent": "science", "groups": ["phys"]},
 
 
 def offer_for(*hub_groups: str, **given: Any) -> Offer:
-    own = settings(**given)
-    return make_offer(own, own.discover_nodes(), (PYTHON,), ("default",), hub_groups=hub_groups)
+    return offer(("default",), images=(PYTHON,), hub_groups=hub_groups, **given)
 
 
 def test_gpu_comes_on_demand_only_where_all_machines_can_park_a_session() -> None:
@@ -876,7 +763,7 @@ def test_gpu_comes_on_demand_only_where_all_machines_can_park_a_session() -> Non
     asked = parse({"gpu": "on-demand"}, parks)
     assert asked.on_demand
     assert parse(asked.as_options(), parks) == asked
-    with pytest.raises(Refused, match="gpu: there is no 'on-demand'; choose one of at-start"):
+    with pytest.raises(RequestRefused, match="gpu: there is no 'on-demand'; choose one of at-start"):
         parse({"gpu": "on-demand"}, own)
 
 
@@ -900,7 +787,7 @@ def test_user_of_several_accounts_chooses_one_or_gets_the_first() -> None:
     ],
 )
 def test_account_of_others_is_refused(accounts: dict[str, Any], chosen: object, line: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         parse({"account": chosen}, offer_for("phys", accounts=accounts))
     assert str(refused.value) == line
 
@@ -916,8 +803,7 @@ def test_waiting_request_keeps_its_place_when_accounts_have_changed() -> None:
 
 def test_form_has_a_field_for_accounts_only_if_there_is_a_choice() -> None:
     def html(*hub_groups: str) -> BeautifulSoup:
-        own = offer_for(*hub_groups, accounts=ACCOUNTS)
-        return BeautifulSoup(form.render(own, hub_prefix="/hub/", ticket="t", given={}), "html.parser")
+        return form_of(offer_for(*hub_groups, accounts=ACCOUNTS))
 
     assert [o["value"] for o in html("arts", "phys").select("#fgpu-account option")] == ["physics", "arts"]
     assert html("phys").select("#fgpu-account") == []

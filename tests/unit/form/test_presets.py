@@ -8,19 +8,13 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
-from bs4 import BeautifulSoup
-from traitlets.config import Config
+from launch_offers import PYTHON, offer, page, settings
 
 from fgpu_scheduler import BadSettings, Session, SessionState
-from fgpuspawner.form import page as form
-from fgpuspawner.form.offer import LaunchRequest, Offer, make_offer
+from fgpuspawner.form.offer import LaunchRequest
 from fgpuspawner.form.options import parse, read_fields
 from fgpuspawner.form.presets import one_click, with_unknown_image
-from fgpuspawner.images.model import Image
-from fgpuspawner.settings import FGPU
 
-PYTHON = Image("python", "Python 3.11", "python", "3.11", "3.11", "r", default=True)
-NODE = {"name": "duo", "cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 2, "memory_mib": 8192}}
 SMALL = {
     "name": "Small",
     "image": "python",
@@ -31,18 +25,6 @@ SMALL = {
 }
 EXACT = {"name": "Exact", "gpu_memory_mib": 2048}
 LAST = LaunchRequest("ann", "", "python", "default", 500, 1000, 2048)
-
-
-def settings(**given: Any) -> FGPU:
-    config = Config()
-    for name, value in ({"nodes": [NODE], "fgpu_per_gpu": 2} | given).items():
-        setattr(config.FGPU, name, value)
-    return FGPU.from_config(config).checked()
-
-
-def offer(**given: Any) -> Offer:
-    own = settings(**given)
-    return make_offer(own, own.discover_nodes(), (PYTHON,), ("default",), user="ann")
 
 
 def session(number: int, wanted: LaunchRequest = LAST, server: str = "") -> Session:
@@ -135,8 +117,7 @@ def test_image_only_preset_takes_the_images_amounts() -> None:
         recommended_fgpu_milli=700,
         min_memory_mib=9000,
     )
-    own = settings()
-    found = make_offer(own, own.discover_nodes(), (PYTHON, hidden), ("default",), user="ann")
+    found = offer(PYTHON, hidden)
     (exam,) = one_click(found, [{"name": "Exam", "image": "exam", "cpu": 3}], ())["presets"]
     assert exam["words"] == "Exam, 3 CPU"
     assert json.loads(exam["fields"]) == {
@@ -179,6 +160,7 @@ def test_launch_fills_in_or_empties_every_field() -> None:
         "count": "1",
         "time_limit": "1:30",
         "name": "",
+        "folders": "",
         "setup": "",
         "variables": "",
         "script": "",
@@ -190,15 +172,7 @@ def test_launch_fills_in_or_empties_every_field() -> None:
 
 def test_hostile_names_are_escaped_in_the_form() -> None:
     hostile = "<script>alert(1)</script>\"'\N{RIGHT-TO-LEFT OVERRIDE}"
-    page = form.render(
-        offer(),
-        hub_prefix="/hub/",
-        ticket="t",
-        given={},
-        presets=[{"name": hostile, "fgpu": "0.5"}],
-        sessions=[session(1)],
-    )
-    shown = BeautifulSoup(page, "html.parser")
+    shown = page(offer(), presets=[{"name": hostile, "fgpu": "0.5"}], sessions=[session(1)])
     assert len(shown.select("script")) == 1
     assert [e.text for e in shown.select(".choice-title")] == [hostile, "Python 3.11"]
     # Without scripts there are links that fill them in.

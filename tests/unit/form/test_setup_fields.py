@@ -70,6 +70,9 @@ def test_other_variables_are_the_users(name: str) -> None:
         ({"script": "s3cret" * MOST_SCRIPT}, "at most 8000 characters"),
         ({"script": 7}, "at most 8000 characters"),
         ({"script": "s3cret\0"}, "at most 8000 characters"),
+        # Half a surrogate pair: no database and no environment can hold it.
+        ({"script": "s3cret\ud800"}, "at most 8000 characters"),
+        ({"variables": {"A": "s3cret\udfff"}}, "the value of A must be a text"),
     ],
 )
 def test_bad_ones_are_refused_without_their_values(raw: dict[str, object], words: str) -> None:

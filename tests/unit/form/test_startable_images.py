@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from traitlets.config import Config
+from launch_offers import settings
 
-from fgpuspawner.form.offer import Offer, Refused, make_offer
+from fgpuspawner.form.offer import Offer, RequestRefused, make_offer
 from fgpuspawner.form.options import parse, parse_to_start
 from fgpuspawner.form.presets import one_click
 from fgpuspawner.images.availability import Availabilities, Availability, Where
 from fgpuspawner.images.model import Image
-from fgpuspawner.settings import FGPU
 
 PYTHON = Image("python", "Python", "python", "3", "3", "r", default=True)
 OLD = Image("tf-1", "TensorFlow 1.15", "tensorflow", "1.15", "3.6", "r")
@@ -25,18 +24,16 @@ GROUPS = ("default", "class")
 def offer(
     *images: Image, groups: tuple[str, ...] = (*GROUPS, "none"), **where: tuple[Availability, Availability]
 ) -> Offer:
-    config = Config()
-    config.FGPU.groups = {group: {} for group in GROUPS}
     gpus = {"simulated": 1, "memory_mib": 8192}
-    config.FGPU.nodes = [{"name": n, "group": g, "gpus": gpus} for n, g in zip("ab", GROUPS, strict=True)]
-    own = FGPU.from_config(config).checked()
+    nodes = [{"name": n, "group": g, "gpus": gpus} for n, g in zip("ab", GROUPS, strict=True)]
+    own = settings(nodes=nodes, groups={group: {} for group in GROUPS})
     at = {slug.replace("_", "-"): dict(zip("ab", both, strict=True)) for slug, both in where.items()}
     known = Availabilities(1, at)
     return make_offer(own, own.discover_nodes(), images, groups, user="ann", available=known)
 
 
 def refused(choice: Offer, **raw: object) -> str:
-    with pytest.raises(Refused) as found:
+    with pytest.raises(RequestRefused) as found:
         parse(raw, choice)
     return str(found.value)
 
@@ -76,12 +73,12 @@ def test_preselected_image_starts_in_preselected_group() -> None:
 
 
 def test_without_startable_images_each_reason_is_listed() -> None:
-    with pytest.raises(Refused) as found:
+    with pytest.raises(RequestRefused) as found:
         offer(PYTHON, replace(OLD, hidden=True), python=(BUILD, BUILD), tf_1=(BUILD, BUILD))
     assert [refusal.message.partition(":")[2].strip() for refusal in found.value.refusals] == [
         "Python can't start: nothing has built it; choose another image, or ask an administrator"
     ]
-    with pytest.raises(Refused, match="you may use no image"):
+    with pytest.raises(RequestRefused, match="you may use no image"):
         offer(replace(OLD, hidden=True), tf_1=(BUILD, BUILD))
 
 
@@ -97,5 +94,5 @@ def test_waiting_request_keeps_its_place_without_its_image() -> None:
     assert parse({}, away).image == "tf-1"
     # Another image is judged as if nothing waited.
     for other in (python, None):
-        with pytest.raises(Refused, match="nothing has built it"):
+        with pytest.raises(RequestRefused, match="nothing has built it"):
             parse_to_start(asked.as_options(), now, other)

@@ -103,6 +103,14 @@ def test_overridden_refused_settings_are_accepted(tmp_path: Path) -> None:
     check(tmp_path, {"JupyterHub": hub, "KubeSpawner": given, "KubernetesFGPUSpawner": own}, max_sessions=1)
 
 
+@pytest.mark.parametrize("hub", [{}, {"subdomain_host": "https://hub.example"}], ids=["one", "each its own"])
+def test_one_origin_for_all_users_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, hub: dict[str, str]
+) -> None:
+    check(tmp_path, {"JupyterHub": {"bind_url": "https://hub.example:443", **hub}})
+    assert ("All users' servers share the Hub's origin" in caplog.text) is not bool(hub)
+
+
 def test_start_timeout_covers_the_queue(tmp_path: Path) -> None:
     c = Config({"KubeSpawner": {"start_timeout": 300}})
     configure(c, runtime="kubernetes", data_dir=str(tmp_path), queue_timeout_s=3600, launch_timeout_s=300)

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from sessions import GPU, session
 
-from fgpu_scheduler import EndCause, FGPUError, Placement, Request, Session, SessionState, Share, ShareMode
+from fgpu_scheduler import EndCause, FGPUError, Session, SessionState, Share, ShareMode
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.hub.compute_watch import STRIKE_AFTER_S, ComputeWatch
 from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.isolation.report import BadReport, SlotReport
 
-GPU = "GPU-1f"
 PLACE = NvmlSource("libnvidia-ml.so.1")
-
-
-def session(
-    percent: int = 25, isolation: str = "interposer", mode: ShareMode = ShareMode.MEMORY_COMPUTE
-) -> Session:
-    request = Request("alice", "", "python", "default", 500, 1000, 2048)
-    placement = Placement("lab", (Share(GPU, 500, 2048, percent, mode),))
-    note = json.dumps({"ip": "127.0.0.1", "port": 1, "isolation": isolation})
-    return Session(1, request, SessionState.RUNNING, 0, placement=placement, launched=note)
 
 
 def computing(*percents: tuple[int, float | None]) -> DeviceUse:
@@ -157,7 +147,7 @@ async def test_resized_session_is_asked_again() -> None:
     world = World()
     world.slots = {7}
     await world.sees(*[computing((7, 90))] * 100)
-    world.session, world.behind = session(percent=10), {7}
+    world.session, world.behind = session(1, Share(GPU, 500, 2048, 10)), {7}
     assert await world.sees(computing((7, 90))) == ["warn"]
 
 
@@ -206,7 +196,6 @@ async def test_unknown_compute_ends_no_session(use: DeviceUse | str) -> None:
 
 
 async def test_driver_without_compute_figures_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("fgpu").propagate = True
     with caplog.at_level(logging.WARNING, "fgpu.watchdog"):
         await World().sees(*[computing((7, None))] * 4)
     assert [r.getMessage() for r in caplog.records] == [
@@ -230,7 +219,6 @@ async def test_silent_engine_ends_no_session_and_keeps_strikes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()
-    logging.getLogger("fgpu").propagate = True
     await world.sees(computing((7, 100)), computing((7, 100)))
     world.failure = EngineSilent("its machine does not answer")
     with caplog.at_level(logging.WARNING, "fgpu.watchdog"):
@@ -245,8 +233,8 @@ async def test_silent_engine_ends_no_session_and_keeps_strikes(
     [
         session(isolation="none"),
         session(isolation="mig"),
-        session(100),
-        session(mode=ShareMode.MEMORY),
+        session(1, Share(GPU, 500, 2048, 100)),
+        session(1, Share(GPU, 500, 2048, 25, ShareMode.MEMORY)),
         replace(session(), state=SessionState.TERMINATING),
     ],
     ids=["no isolation", "by hardware", "a whole GPU", "memory only", "terminating"],

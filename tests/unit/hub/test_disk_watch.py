@@ -12,16 +12,13 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
+from sessions import session
 
 from fgpu_scheduler import (
     Device,
     EndCause,
     Node,
-    Placement,
-    Request,
     Session,
-    SessionState,
-    Share,
     Store,
 )
 from fgpuspawner.engines.base import EngineSilent
@@ -29,15 +26,9 @@ from fgpuspawner.hub import disks
 from fgpuspawner.hub.disks import HubDisk, SessionDisks, close_machine
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import DISK, MIB, DiskLimit, DiskLimits, DiskUse, FolderUse
-from fgpuspawner.meter.file_system import ASKED, answer
+from fgpuspawner.meter.file_system import ANSWERS, ASKED, answer
 from fgpuspawner.settings import FGPU
 from hubprocess import until
-
-
-def session(session_id: int) -> Session:
-    request = Request("alice", "", "python", "default", 500, 1000, 2048)
-    placement = Placement("lab", (Share("GPU-1", 500, 2048, 25),))
-    return Session(session_id, request, SessionState.RUNNING, 0, placement=placement)
 
 
 class Fake:
@@ -76,7 +67,7 @@ async def test_unreadable_session_does_not_hide_others(failure: Exception, tmp_p
     limits = DiskLimits(DiskLimit(1024), DiskLimit(), 600)
     await SessionDisks(fake, fake, limits, data=tmp_path, every_s=60, close=fake.close).look()
     assert fake.warned == [2]
-    assert list(DISK.read(tmp_path).sessions) == [2]
+    assert list(DISK.read(tmp_path)) == [2]
 
 
 @pytest.fixture
@@ -142,8 +133,8 @@ print(*counted(top, Path(data), Path(answers)))
 
 def test_root_counts_for_a_hub_that_is_not_root(disk: Path) -> None:
     with TemporaryDirectory() as folder:
-        data, answers = Path(folder, "data"), Path(folder, "run", "counted.json")
-        for path in (data, answers.parent):
+        data, answers = Path(folder, "data"), Path(folder, "run")
+        for path in (data, answers):
             path.mkdir()
         Path(folder).chmod(0o755)
         os.chown(data, 65534, 65534)
@@ -152,7 +143,7 @@ def test_root_counts_for_a_hub_that_is_not_root(disk: Path) -> None:
         (disk / "below").mkdir()
         ASKED.write(data, {str(disk / "below"): 1, "/proc": 2})
         answer(data, answers)
-        assert not answers.exists()
+        assert ANSWERS.read(answers) == {}
         ends = in_flight(disk / "x", 9)
         hub = subprocess.Popen(
             [sys.executable, "-c", AS_NOBODY, str(disk), str(data), str(answers)], stdout=subprocess.PIPE
@@ -168,9 +159,9 @@ def test_root_counts_for_a_hub_that_is_not_root(disk: Path) -> None:
             end.close()
 
 
-def test_a_closed_machine_starts_no_session_and_an_administrators_cordon_stays(tmp_path: Path) -> None:
-    store = Store(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
-    store.open()
+def test_a_closed_machine_starts_no_session_and_an_administrators_cordon_stays(
+    tmp_path: Path, store: Store
+) -> None:
     settings = FGPU(
         data_dir=str(tmp_path), nodes=[{"name": "lab"}, {"name": "away", "engine": "ssh://away"}],
         hub_address="10.0.0.1", isolation="none",
@@ -198,7 +189,6 @@ def test_a_closed_machine_starts_no_session_and_an_administrators_cordon_stays(t
         assert cordons() == {
             "GPU-lab0": why, "GPU-lab1": "a fan is broken", "GPU-away0": None, "GPU-away1": None
         }  # fmt: skip
-    store.close()
 
 
 async def test_ending_hub_logs_that_its_reserve_could_not_be_freed(

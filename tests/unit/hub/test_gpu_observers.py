@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sessions import MIB, Clock, session
 
-from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, SystemClock
+from fgpu_scheduler import Device, Node, Session, Share, SystemClock
 from fgpuspawner.hub.gpu_observers import (
     COUNT_AGAIN_S,
     LONGEST_WAIT_S,
@@ -22,7 +22,7 @@ from fgpuspawner.hub.gpu_observers import (
     code_by_process,
     is_idle,
 )
-from fgpuspawner.isolation import facts, limits, native
+from fgpuspawner.isolation import facts, limits
 from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.native import Native
@@ -31,17 +31,14 @@ from fgpuspawner.isolation.report import BadReport, SlotReport
 from fgpuspawner.meter.gpu_health import HEALTH, OLD_S, GpuHealth, GpuHealthState, health_of
 from fgpuspawner.settings import FGPU
 
-MIB = 2**20
 REAL = Device("GPU-1f", "rack", 0, "NVIDIA A100", 40960, 2000)
 NVML = NvmlSource("libnvidia-ml.so.1")
 
 # --- Idle times ---
 
 
-def session(*uuids: str) -> Session:
-    shares = tuple(Share(uuid, 500, 2048, 25) for uuid in uuids or ("GPU-a",))
-    asked = Request("alice", "", "python", "default", 500, 1000, 1024)
-    return Session(1, asked, SessionState.RUNNING, 0, placement=Placement("n", shares), started_at_s=100)
+def holding(*uuids: str) -> Session:
+    return session(1, *(Share(uuid, 500, 2048, 25) for uuid in uuids), started_at_s=100)
 
 
 def snapshot(
@@ -75,25 +72,18 @@ def snapshot(
 def test_gpu_is_idle_if_no_process_of_the_session_uses_it(
     used: dict[str, dict[int, int | None] | str], idle: bool
 ) -> None:
-    assert is_idle(session(), snapshot(used)) is idle
+    assert is_idle(holding("GPU-a"), snapshot(used)) is idle
 
 
 def test_all_gpus_of_a_session_must_be_idle_and_simulated_ones_are(tmp_path: Path) -> None:
-    both = session("GPU-a", "GPU-b")
+    both = holding("GPU-a", "GPU-b")
     assert not is_idle(both, snapshot({"GPU-a": {}, "GPU-b": {7: 5}}))
     nothing = NvmlSource(str(tmp_path / "libnvidia-ml.so.1"), simulated=True)
     assert is_idle(both, snapshot({"GPU-a": "simulated", "GPU-b": "simulated"}, source=nothing))
 
 
-class Clock:
-    now = 1000
-
-    def now_s(self) -> int:
-        return self.now
-
-
 async def test_idle_time_begins_with_the_first_idle_snapshot_and_ends_with_any_other() -> None:
-    clock, live = Clock(), [session()]
+    clock, live = Clock(), [holding("GPU-a")]
     gpus = GpuIdleTimes(clock, every_s=10)
     since = []
     for seen in ({7: 5}, {7: 0}, {}, "the driver is away", {}):
@@ -107,9 +97,9 @@ async def test_idle_time_begins_with_the_first_idle_snapshot_and_ends_with_any_o
 
 async def test_idle_time_is_unknown_after_a_long_time_without_snapshots() -> None:
     gpus = GpuIdleTimes(Clock(), every_s=10)
-    await gpus.observe(snapshot({"GPU-a": {}}, ago_s=LONGEST_PAUSE * 10), [session()])
+    await gpus.observe(snapshot({"GPU-a": {}}, ago_s=LONGEST_PAUSE * 10), [holding("GPU-a")])
     assert gpus.idle_since_s(1) == 1000
-    await gpus.observe(snapshot({"GPU-a": {}}, ago_s=(LONGEST_PAUSE + 2) * 10), [session()])
+    await gpus.observe(snapshot({"GPU-a": {}}, ago_s=(LONGEST_PAUSE + 2) * 10), [holding("GPU-a")])
     assert gpus.idle_since_s(1) is None
 
 
@@ -235,10 +225,7 @@ class World:
         (tmp_path / "data").mkdir(exist_ok=True)
         self.isolation = Isolation(settings, (Node("rack", "default", 16000, 65536, (REAL,)),))
         self.isolation.open(own_root=True, installation="abc")
-        request = Request("alice", "", "torch", "default", 500, 1000, 2048)
-        note = json.dumps({"ip": "127.0.0.1", "port": 1, "isolation": isolation})
-        placement = Placement("rack", (Share.of(REAL, 500),))
-        self.session = Session(1, request, SessionState.RUNNING, 0, placement=placement, launched=note)
+        self.session = session(1, Share.of(REAL, 500), node="rack", isolation=isolation)
         self.used = {17: 1000}
         self.charged = {17: 700}
         self.silent = False
@@ -273,21 +260,15 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, built: None) -> World:
+def world(tmp_path: Path, measured: None) -> World:
     world = World(tmp_path)
     world.isolation.prepare(world.session, [1])
     return world
 
 
 @pytest.fixture(autouse=True)
-def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files in the places of the built parts; a driver that measures contexts of 400 MiB."""
-    monkeypatch.setattr(native, "FOLDER", tmp_path / "native")
-    for part in Native(tmp_path / "native").parts:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(part.name)
-        part.chmod(0o755)
-    monkeypatch.setattr(facts, "driver_facts", lambda: {"driver": "580.65", "memory_limits": False})
+def measured(native_parts: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's contexts take 400 MiB."""
     monkeypatch.setattr(facts, "measure_context", lambda uuid: 400)
 
 
@@ -360,7 +341,7 @@ async def test_session_from_before_code_was_charged_keeps_its_limits(world: Worl
     assert (own / "revision").read_bytes() == bytes(16), "its libfgpu would refuse limits with another field"
 
 
-async def test_session_without_libfgpu_is_not_asked(tmp_path: Path, built: None) -> None:
+async def test_session_without_libfgpu_is_not_asked(tmp_path: Path) -> None:
     world = World(tmp_path, isolation="none")
     world.isolation.prepare(world.session, [1])
     assert await world.sees() == 0

@@ -67,7 +67,7 @@ def test_hub_moves_only_while_no_session_runs(tmp_path: Path) -> None:
     assert str(found.value) == (
         "c.FGPU.hub_address, c.JupyterHub.hub_ip or a port: 2 running sessions reach this Hub at "
         "http://172.20.0.1:8081/hub/api, and it would be at http://10.0.0.1:8081/hub/api; set it back and let them end "
-        f"first (a drain), or remove {tmp_path / URLS} to cut them off"
+        f"first (a drain), or remove {tmp_path / URLS.name} to cut them off"
     )
     # Every start checks again, until the address is set back or the sessions have ended.
     with pytest.raises(BadSettings):
@@ -82,6 +82,7 @@ def test_missing_or_damaged_address_file_does_not_refuse_the_start(
     tmp_path: Path, damaged: str | None
 ) -> None:
     check_not_moved(tmp_path, OLD, [])
-    (tmp_path / URLS).unlink() if damaged is None else (tmp_path / URLS).write_text(damaged)
+    path = tmp_path / URLS.name
+    path.unlink() if damaged is None else path.write_text(damaged)
     check_not_moved(tmp_path, NEW, [RUNNING])
     check_not_moved(tmp_path, NEW, [RUNNING])

@@ -12,20 +12,14 @@ from typing import Any, ClassVar
 from urllib.parse import urlparse
 
 import pytest
+from sessions import Clock, session
 
-from fgpu_scheduler import Placement, Request, Session, SessionState, Share
+from fgpu_scheduler import Session
 from fgpuspawner.hub.idle import ServerIdle, SessionActivity, ask_server_idle, instant_s
 
 
-def session(number: int = 1, *uuids: str) -> Session:
-    shares = tuple(Share(uuid, 500, 2048, 25) for uuid in uuids or ("GPU-a",))
-    asked = Request("alice", str(number), "python", "default", 500, 1000, 1024)
-    return Session(number, asked, SessionState.RUNNING, 0, placement=Placement("n", shares), started_at_s=100)
-
-
-class Clock:
-    def now_s(self) -> int:
-        return 10_000
+class Now(Clock):
+    now = 10_000
 
 
 class Gpus:
@@ -86,8 +80,8 @@ def test_session_is_idle_since_its_last_activity_of_any_kind(
         # An open tab sends requests without a user.
         since_s = 100
     gpus: Any = Gpus(gpu_s)
-    activity = SessionActivity(Own, gpus, Clock(), idle_after_s=lambda _: 3600)
-    assert asyncio.run(activity.idle_since([session()])) == {1: since_s}
+    activity = SessionActivity(Own, gpus, Now(), idle_after_s=lambda _: 3600)
+    assert asyncio.run(activity.idle_since([session(started_at_s=100)])) == {1: since_s}
     assert Own.asked == asked
 
 

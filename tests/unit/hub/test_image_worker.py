@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import TimeoutError as NoConnection
 from traitlets.config import Config
 from waiting import eventually
 
@@ -35,14 +34,6 @@ from fgpuspawner.hub import image_worker as module
 from fgpuspawner.hub.image_worker import ImageWorker
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.settings import FGPU
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    found = Store(f"sqlite:///{tmp_path}/fgpu.sqlite")
-    found.open()
-    yield found
-    found.close()
 
 
 @pytest.fixture
@@ -105,25 +96,6 @@ async def working(
             each.cancel()
         await asyncio.gather(*busy, return_exceptions=True)
         await background.close()
-
-
-async def test_worker_continues_after_an_unexpected_error(
-    store: Store, wished: PrivateImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ways = iter([NoConnection("no connection is free"), KeyError("x")])
-    version = store.version
-
-    def fails_at_first() -> int:
-        for way in ways:
-            raise way
-        return version()
-
-    monkeypatch.setattr(store, "version", fails_at_first)
-    async with working(store, tmp_path):
-        await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
-    assert PrivateImages(store).get(wished.id).message == (
-        "sessions here are local processes, all of one system user, which cannot be saved as images"
-    )
 
 
 @pytest.mark.parametrize(

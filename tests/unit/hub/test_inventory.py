@@ -19,24 +19,24 @@ from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.hub import inventory as module
 from fgpuspawner.hub.inventory import Inventory, described, nodes_at_start
 from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.nodes import Machine
+from fgpuspawner.settings.nodes import MachineFacts
 
 LONG = ".".join(["a" * 63] * 3 + ["b" * 61])
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def machine(*uuids: str, **more: Any) -> Machine:
+def machine(*uuids: str, **more: Any) -> MachineFacts:
     """Return a machine of 8 CPU and 8 GiB with these GPUs."""
     found = tuple(FoundDevice(uuid, index, "Test GPU", 8192) for index, uuid in enumerate(uuids))
-    return replace(Machine(8000, 8192, found), **more)
+    return replace(MachineFacts(8000, 8192, found), **more)
 
 
 class Cluster:
     """A cluster with nodes that a test changes; it records calls of isolation and queue."""
 
-    def __init__(self, settings: FGPU, **machines: Machine | None) -> None:
+    def __init__(self, settings: FGPU, **machines: MachineFacts | None) -> None:
         self.settings = settings.checked()
-        self.machines: dict[str, Machine | None] = dict(machines)
+        self.machines: dict[str, MachineFacts | None] = dict(machines)
         self.errors: list[Exception] = []
         self.not_taken: dict[str, Exception] = {}
         self.taken: list[str] = []
@@ -46,7 +46,7 @@ class Cluster:
         start = nodes_at_start(self.settings, self.survey, ())
         self.inventory = Inventory(self.settings, self.survey, cast(Any, self), cast(Any, self), nodes=start)
 
-    def survey(self) -> Mapping[str, Machine | None]:
+    def survey(self) -> Mapping[str, MachineFacts | None]:
         if self.errors:
             raise self.errors.pop()
         return dict(self.machines)
@@ -84,9 +84,8 @@ def test_engine_finds_the_nodes_if_no_nodes_are_set(
 
 
 def test_settings_override_parts_of_found_nodes_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module.log, "propagate", True)
     own = [
         {"name": "n1.lab", "group": "class", "cpu": 2, "memory_mib": 1024, "gpus": ["GPU-1"]},
         {"name": "not-there"},
@@ -100,9 +99,8 @@ def test_settings_override_parts_of_found_nodes_only(
 
 
 def test_label_names_the_group_and_an_unknown_group_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module.log, "propagate", True)
     settings = finding(tmp_path, groups={"default": {}, "class": {}})
     found = {
         "n1": machine("GPU-1", group="class"),
@@ -120,7 +118,7 @@ def test_label_names_the_group_and_an_unknown_group_is_reported(
 def test_nodes_of_a_silent_cluster_are_remembered_and_lost(
     tmp_path: Path,
 ) -> None:
-    def silent() -> Mapping[str, Machine | None]:
+    def silent() -> Mapping[str, MachineFacts | None]:
         raise EngineSilent("the API does not answer")
 
     stored = nodes_at_start(finding(tmp_path), lambda: {"n1": machine("GPU-1")}, ())
@@ -172,10 +170,7 @@ async def test_silent_and_unusable_machines_stay_unchanged_and_are_asked_again_s
     assert cluster.seen == {"n1": ["GPU-1", "GPU-4"], "n2": ["GPU-2"], "n3": ["GPU-3"]}
 
 
-async def test_devices_that_come_later_are_no_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module.log, "propagate", True)
+async def test_devices_that_come_later_are_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     words = "the lease pod lease-0 hasn't said which GPU it has"
     coming = replace(machine(devices=None), found=True, coming=True, trouble=words)
@@ -227,7 +222,6 @@ async def test_failed_survey_is_repeated_and_logged_once(
 ) -> None:
     monkeypatch.setattr(module, "LOOK_SOON_S", 0.001)
     monkeypatch.setattr(module, "TOGETHER_S", 0.0)
-    monkeypatch.setattr(module.log, "propagate", True)
     caplog.set_level(logging.INFO, "fgpu")
     cluster = Cluster(finding(tmp_path))
     cluster.errors = [error, error]

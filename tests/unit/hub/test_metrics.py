@@ -100,6 +100,13 @@ async def test_metrics_have_sessions_waits_and_allocation_of_each_gpu(told: Told
     assert told.of("fgpu_engines") == {("yes",): 2, ("no",): 1}
 
 
+async def test_metrics_have_the_host_memory_of_parked_sessions(told: Told) -> None:
+    away = replace(RUNS, id=3, state=SessionState.PARKED, parked_at_s=NOW_S, parked_mib=512)
+    told.queue.found = replace(SNAPSHOT, sessions=(RUNS, away))
+    await told.metrics.read()
+    assert told.of("fgpu_parked_memory_bytes") == {("default", "a"): 512 * 2**20}
+
+
 async def test_unknown_driver_figures_are_left_out(told: Told, tmp_path: Path) -> None:
     HEALTH.write(tmp_path, GpuHealthState({"GPU-1": GpuHealth(NOW_S, use_percent=50, memory_used_mib=None)}))
     await told.metrics.read()
@@ -129,9 +136,7 @@ async def test_starts_and_ends_are_counted_by_way_and_cause(told: Told) -> None:
     assert told.of("fgpu_sessions_ended_total") == {("USER", "default"): 1}
 
 
-async def test_database_reads_and_writes_are_counted_separately(told: Told, tmp_path: Path) -> None:
-    store = Store(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
-    store.open()
+async def test_database_reads_and_writes_are_counted_separately(told: Told, store: Store) -> None:
     store.on_transaction(told.metrics.transaction)
     store.snapshot(0)
     assert told.of("fgpu_database_seconds_count") == {("read",): 1}

@@ -173,7 +173,7 @@ async def test_restarted_hub_continues_after_the_last_notice(lab: Lab) -> None:
 
 async def test_earlier_and_old_events_are_not_notified(lab: Lab) -> None:
     lab.runs_out_of_memory()
-    (lab.folder / notices.WRITTEN).unlink()
+    (lab.folder / notices.TOLD.name).unlink()
     await lab.new_hub().look()
     lab.runs_out_of_memory()
     lab.clock.at_s = OLD_S + 1
@@ -183,7 +183,7 @@ async def test_earlier_and_old_events_are_not_notified(lab: Lab) -> None:
 
 async def test_invalid_position_file_does_not_stop_notices(lab: Lab) -> None:
     for broken in ('{"told": 100000}', "{", '{"told": null}'):
-        (lab.folder / notices.WRITTEN).write_text(broken)
+        (lab.folder / notices.TOLD.name).write_text(broken)
         hub = lab.new_hub()
         await hub.look()
         lab.runs_out_of_memory()

@@ -27,7 +27,7 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.core.planner import StartDecision
 from fgpuspawner.hub.resizing import MIB, Resizer
-from fgpuspawner.isolation import facts, limits, native
+from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.native import Native
@@ -142,14 +142,7 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    found = Native(tmp_path / "native")
-    for part in found.parts:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(part.name)
-        part.chmod(0o755)
-    monkeypatch.setattr(native, "FOLDER", tmp_path / "native")
-    monkeypatch.setattr(facts, "driver_facts", dict)
+def lab(tmp_path: Path, native_parts: Native) -> Iterator[Lab]:
     (tmp_path / "data").mkdir()
     made = Lab(tmp_path)
     yield made
@@ -207,3 +200,13 @@ async def test_record_is_put_in_force_after_a_crash_before_the_file(lab: Lab) ->
     Resizes(lab.store).ask(lab.id, Amount(800), by="alice", now_s=9)
     assert await lab.act() == (ResizeState.DONE, None)
     assert (lab.file_mib, lab.record_mib) == (6528, 6528)
+
+
+async def test_a_session_that_was_parked_since_the_request_is_not_resized_and_told_so(lab: Lab) -> None:
+    Resizes(lab.store).ask(lab.id, Amount(300), by="alice", now_s=9)
+    lab.store.park(lab.id, 64, now_s=10)
+    assert await lab.act() == (
+        ResizeState.REFUSED,
+        "The session is parked. Resize it when it has its GPU again.",
+    )
+    assert (lab.file_mib, lab.record_mib) == (4096, 4096)

@@ -6,9 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from fgpu_scheduler import EndCause, Request, Session, SessionState
+from fgpu_scheduler import LOGS_KEPT_S, EndCause, Request, Session, SessionState
 from fgpuspawner.engines.base import Capabilities, EngineSilent
-from fgpuspawner.hub import session_logs
 from fgpuspawner.hub.session_logs import SessionLogs
 
 
@@ -54,7 +53,7 @@ async def test_silent_engine_does_not_keep_a_session_from_ending(tmp_path: Path)
 async def test_old_logs_make_room(tmp_path: Path) -> None:
     logs = SessionLogs(OneLog(), tmp_path)  # type: ignore[arg-type]
     await logs.keep(session(1), EndCause.OOM)
-    old_s = time.time() - session_logs.KEPT_S - 60
+    old_s = time.time() - LOGS_KEPT_S - 60
     os.utime(tmp_path / "logs" / "1-2.log", (old_s, old_s))
     await logs.keep(session(2), EndCause.OOM)
     assert [file.name for file in (tmp_path / "logs").iterdir()] == ["2-2.log"]

@@ -16,7 +16,6 @@ from jupyterhub import __version__ as hub_version
 from jupyterhub._version import _check_version
 
 from fgpuspawner.hub import session_server
-from fgpuspawner.hub.idle import ask_server_idle
 from fgpuspawner.hub.session_server import MOST_BODY_BYTES, NoAnswer, ask, first_answer, wait_up
 
 Answers = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -193,13 +192,6 @@ async def test_server_with_wrong_answers_is_asked_less_often(
         asks.cancel()
         await asyncio.wait([asks])
     assert pauses == [min(0.03 * 2**n, 2.0) for n in range(10)]
-
-
-@pytest.mark.parametrize("answers", LARGE)
-async def test_bad_answers_leave_the_idle_time_unknown(answers: Answers) -> None:
-    async with session(answers) as server:
-        with little_memory():
-            assert await ask_server_idle(server.url, "sesame") is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import subprocess
@@ -13,8 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sessions import GPU, MIB, OTHER, session
 
-from fgpu_scheduler import Device, EndCause, Node, Placement, Request, Session, SessionState, Share
+from fgpu_scheduler import Device, EndCause, Node, Session, SessionState
 from fgpuspawner.hub.watchdog import (
     STRIKES,
     Allowance,
@@ -33,8 +33,6 @@ from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.settings import FGPU
 
-MIB = 2**20
-GPU, OTHER = "GPU-1f", "GPU-2a"
 LIMIT = {1: {GPU: Allowance(2048)}, 2: {GPU: Allowance(4096)}}
 EVERY_S = 10.0
 
@@ -214,15 +212,6 @@ class Scheduler:
         self.recorded.append((session.id, action, details))
 
 
-def session(
-    session_id: int, isolation: str = "interposer", state: SessionState = SessionState.RUNNING
-) -> Session:
-    request = Request("alice", "", "python", "default", 500, 1000, 2048)
-    placement = Placement("lab", (Share(GPU, 500, 2048, 25),))
-    note = json.dumps({"ip": "127.0.0.1", "port": 1, "isolation": isolation})
-    return Session(session_id, request, state, 0, placement=placement, launched=note)
-
-
 @pytest.fixture
 def isolation(tmp_path: Path) -> Isolation:
     device = Device(GPU, "lab", 0, "Simulated GPU", 8192, 2000, True)
@@ -303,7 +292,6 @@ async def test_failing_nvml_is_logged_once_and_ends_no_session(
     isolation: Isolation, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(isolation)
-    logging.getLogger("fgpu").propagate = True
     with caplog.at_level(logging.WARNING, "fgpu.watchdog"):
         await world.sees(ABOVE, ABOVE)
         assert await world.sees(*["GPU is lost"] * 9, held((10, None))) == []
@@ -315,7 +303,6 @@ async def test_failing_nvml_is_logged_once_and_ends_no_session(
 
 
 async def test_unknown_process_is_logged_once(isolation: Isolation, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("fgpu").propagate = True
     with caplog.at_level(logging.WARNING, "fgpu.watchdog"):
         await World(isolation).sees(*[held((666, 10))] * 3, held((666, 10), (777, 10)))
     said = [r.getMessage() for r in caplog.records if "belongs to no session" in r.getMessage()]
@@ -362,7 +349,6 @@ def test_accounting_file_that_a_session_enlarges_is_truncated(
             file.write(b"kept")
             file.seek(0, 2)
             file.write(b"x" * (1 << 20))
-    logging.getLogger("fgpu").propagate = True
     with caplog.at_level(logging.WARNING, "fgpu"):
         for _ in range(2):
             isolation.trim_files()

@@ -98,11 +98,9 @@ def test_file_keeps_its_rights_and_is_replaced_whole(tmp_path: Path) -> None:
         replace_file(tmp_path / "gone.toml", "new\n")
 
 
-def test_changes_of_the_database_move_into_the_file(tmp_path: Path) -> None:
+def test_changes_of_the_database_move_into_the_file(tmp_path: Path, store: Store) -> None:
     path = tmp_path / "catalogue.toml"
     path.write_bytes(RAW)
-    store = Store(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
-    store.open()
     edits = ImageEdits(store)
     edits.put([ImageEdit("course", changes={"hidden": True})], by="ada", now_s=1)
     write_to_file(store, path, by="ada")
@@ -118,7 +116,6 @@ def test_changes_of_the_database_move_into_the_file(tmp_path: Path) -> None:
         CatalogueError, match=r"it is the default in catalogue\.toml; make another the default there"
     ):
         write_to_file(store, path, by="ada", without="python")
-    store.close()
 
 
 @pytest.mark.parametrize(

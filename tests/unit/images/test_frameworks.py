@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from fgpuspawner.images.frameworks import (
     find_wheels,
     install,
 )
+from smallwheels import wheel
 
 TINY = LocalFramework("tiny-1-0", "Tiny 1.0", "tiny", "1.0", ("fgpu-tiny==1.0",))
 
@@ -30,16 +30,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip("uv is not here")
     folder = tmp_path / "wheels"
     folder.mkdir()
-    wheel = folder / "fgpu_tiny-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr("fgpu_tiny.py", "version = '1.0'\n")
-        about = "fgpu_tiny-1.0.dist-info"
-        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: fgpu-tiny\nVersion: 1.0\n")
-        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr(f"{about}/RECORD", "")
+    made = wheel(folder, "fgpu-tiny")
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
     monkeypatch.setenv("UV_NO_INDEX", "1")
-    return wheel
+    return made
 
 
 def test_environment_has_the_framework_and_the_hubs_server(index: Path, tmp_path: Path) -> None:

@@ -42,9 +42,12 @@ def test_the_images_that_are_promised_are_there() -> None:
 def test_the_labels_of_an_image_propose_an_entry_that_the_catalogue_takes(name: str) -> None:
     recipe = onbase.read_recipe(IMAGES / name)
     version = f"{recipe.facts['version']}.1"
-    labels = onbase.labels_of(onbase.facts_of(recipe, {**ASKED, "version": version}, made_here=False))
+    facts = onbase.facts_of(recipe, {**ASKED, "version": version}, made_here=False)
+    labels = onbase.labels_of(facts)
     assert set(labels) <= set(LABELS)
-    image = read_entry(entry_from(labels, f"fgpuspawner/{name}:0.1"))
+    reference = f"fgpuspawner/{name}:0.1"
+    image = read_entry(entry_from(labels, reference))
+    assert image == read_entry({**facts, "reference": reference})
     assert (image.python, image.version, image.kernels) == ("3.8", version, ("python3",))
     assert image.slug == name.replace(".", "-") or name == "base"
     assert bool(image.cuda) == bool(image.gpu_architectures) == (name != "base")

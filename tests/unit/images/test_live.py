@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,14 +34,6 @@ reference = "lab/python:1"
 default = true
 """
 TORCH = PYTHON.replace("python", "torch").replace("torch =", "python =").replace("default = true", "")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(f"sqlite:///{tmp_path}/fgpu.sqlite")
-    store.open()
-    yield store
-    store.close()
 
 
 @pytest.fixture

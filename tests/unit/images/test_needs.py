@@ -11,7 +11,7 @@ from traitlets.config import Config
 
 from fgpu_scheduler import Caps, Device, Node, Refusal, Request
 from fgpuspawner.form import page as form
-from fgpuspawner.form.offer import Offer, Refused, make_offer
+from fgpuspawner.form.offer import Offer, RequestRefused, make_offer
 from fgpuspawner.form.options import parse, read_fields
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import between_steps, capability_of, never_held, runs_on
@@ -42,7 +42,7 @@ def offer(image: Image, *devices: Device, hidden: tuple[Image, ...] = (), **sett
 
 
 def refusal(found: Offer, **raw: object) -> Refusal:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse({"image": "big", **raw}, found)
     (only,) = caught.value.refusals
     return only
@@ -255,7 +255,7 @@ def test_cpu_and_memory_follow_another_amount_unless_they_were_chosen(asked: dic
 
 def test_a_form_with_no_image_chosen_starts_none() -> None:
     found = offer(big())
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse(read_fields({"image_name": [" "], "cpu": ["many"]}), found)
     assert [r.field for r in caught.value.refusals] == ["image", "cpu"]
     assert caught.value.refusals[0].message == "image: none is chosen; choose one of plain, big"
@@ -276,10 +276,10 @@ def test_form_names_no_hidden_image() -> None:
         ),
         ({"image": "x"}, "image: there is no 'x'; name one that you may use, or ask an administrator"),
     ):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RequestRefused) as caught:
             parse(raw, found)
         assert [(r.field, r.message, r.nearest) for r in caught.value.refusals] == [("image", said, None)]
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse({"cpu": "many"}, found)
     assert [r.field for r in caught.value.refusals] == ["image", "cpu"]
     assert "covert" not in form.render(found, hub_prefix="/hub/", ticket="t", given={}).lower()
@@ -294,7 +294,7 @@ def test_form_takes_a_hidden_image_by_name() -> None:
     assert parse(read_fields(fields), found).image == "bob/mine:1"
     assert parse(read_fields({**fields, "image_name": [""]}), found).image == "plain"
     # Another user's image is refused in the words for one that does not exist.
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         parse(read_fields({**fields, "image_name": ["eve/mine:1"]}), found)
     assert str(caught.value) == "image: there is no 'eve/mine:1'; choose one of plain, big, bob/mine:1"
 

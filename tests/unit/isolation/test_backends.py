@@ -10,28 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sessions import MIB, session
 
 from fgpu_scheduler import (
     BadSettings,
     Device,
     Node,
-    Placement,
-    Request,
-    Session,
-    SessionState,
     Share,
     ShareMode,
 )
 from fgpuspawner.isolation import limits
-from fgpuspawner.isolation.backends import REGION_BYTES, DriverCgroup
+from fgpuspawner.isolation.backends import BACKENDS, REGION_BYTES, DriverCgroup
 from fgpuspawner.isolation.base import CannotPrepare, Host, Mount, Prepared
 from fgpuspawner.isolation.choice import choose
-from fgpuspawner.isolation.manager import BACKENDS, make_backends
-from fgpuspawner.isolation.native import NOT_BUILT, Native
+from fgpuspawner.isolation.manager import make_backends
+from fgpuspawner.isolation.native import Native
 from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
 from fgpuspawner.settings.isolation import ISOLATION
-
-MIB = 2**20
 
 GPU = Device("GPU-1f", "lab", 0, "NVIDIA A100", 40960, 2000)
 MIG = replace(GPU, uuid="MIG-2a", model="NVIDIA A100 MIG 1g.5gb", memory_mib=4864)
@@ -45,17 +40,7 @@ def node(*devices: Device) -> Node:
 
 
 @pytest.fixture
-def native(tmp_path: Path) -> Native:
-    """Files in the places of the built parts."""
-    found = Native(tmp_path / "native")
-    for part in found.parts:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(part.name)
-    return found
-
-
-@pytest.fixture
-def host(tmp_path: Path, native: Native) -> Host:
+def host(tmp_path: Path, native_parts: Native) -> Host:
     """A machine where sessions are containers and everything was built."""
     commands = tmp_path / "data" / "tools"
     (commands / "simulated").mkdir(parents=True)
@@ -66,7 +51,7 @@ def host(tmp_path: Path, native: Native) -> Host:
     return Host(
         data=tmp_path / "data",
         own_root=True,
-        native=native,
+        native=native_parts,
         accounting=tmp_path / "shm" / "fgpu-abc",
         commands=commands,
         mps_pipe=tmp_path / "mps",
@@ -124,12 +109,6 @@ def test_real_gpus_without_a_compiler_are_refused_with_what_to_do(
     assert "\n" not in words
 
 
-def test_simulated_gpus_without_a_compiler_are_held_by_nothing_loudly(host: Host) -> None:
-    choice = choose("auto", node(SIMULATED), make_backends(replace(host, native=None)))
-    assert (choice.backend.name, choice.loud) == ("none", True)
-    assert NOT_BUILT in choice.reason
-
-
 @pytest.mark.parametrize(
     ("name", "devices", "facts", "trouble"),
     [
@@ -172,12 +151,6 @@ def test_every_enforcing_backend_is_verified_and_watched() -> None:
 # --- What each gives a session ---
 
 
-def session(*shares: Share, session_id: int = 7) -> Session:
-    fgpu_milli = sum(s.fgpu_milli for s in shares)
-    request = Request("alice", "", "python", "default", fgpu_milli, 1000, 2048)
-    return Session(session_id, request, SessionState.PREPARING, 0, placement=Placement("lab", shares))
-
-
 def test_only_the_interposer_parks_sessions(host: Host) -> None:
     backends = make_backends(replace(host, parks=True))
     assert [name for name, backend in backends.items() if not backend.unparkable] == ["interposer"]
@@ -185,7 +158,7 @@ def test_only_the_interposer_parks_sessions(host: Host) -> None:
 
 def test_a_session_on_demand_is_refused_where_none_can_be_parked(host: Host) -> None:
     """Its GPU would be open to it, and others have its share."""
-    asked = session(Share.of(SIMULATED, 500))
+    asked = session(7, Share.of(SIMULATED, 500))
     asked = replace(asked, request=replace(asked.request, on_demand=True))
     for one in (host, replace(host, elsewhere=True), replace(host, parks=True, driver="565.1")):
         for backend in make_backends(one).values():
@@ -203,7 +176,7 @@ def prepare(host: Host) -> Prepare:
     def prepare(name: str, device: Device = GPU, *more: Device, milli: int = 500, **facts: Any) -> Prepared:
         devices = (device, *more)
         backend = make_backends(replace(host, **facts))[name]
-        return backend.prepare(session(*(Share.of(d, milli) for d in devices)), devices, ())
+        return backend.prepare(session(7, *(Share.of(d, milli) for d in devices)), devices, ())
 
     return prepare
 
@@ -423,7 +396,7 @@ def test_mps_gets_exactly_one_entry_for_each_visible_device(prepare: Prepare, ho
 
 def test_mps_does_not_limit_the_compute_of_memory_only(host: Host) -> None:
     share = Share(GPU.uuid, 500, 10240, 0, ShareMode.MEMORY)
-    prepared = make_backends(host)["mps"].prepare(session(share), (GPU,), ())
+    prepared = make_backends(host)["mps"].prepare(session(7, share), (GPU,), ())
     assert prepared.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
     assert prepared.environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10240M"
 

@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from sessions import GPU, OTHER, session
 
 from fgpu_scheduler import (
     Device,
     Node,
-    Placement,
-    Request,
     Session,
     SessionState,
     Share,
@@ -30,7 +29,7 @@ from fgpuspawner.isolation.native import machine_folder
 from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown, ProcessUse
 from fgpuspawner.settings import FGPU
 
-GPU, OTHER = "GPU-1f", "GPU-2a"
+AWAY = session(2, Share(OTHER, 500, 2048, 25), node="away")
 USE = DeviceUse((ProcessUse(10, 700, 20.0, 30, 1, "python3"),), seen_us=77)
 
 
@@ -41,11 +40,6 @@ def test_pauses_are_exponential_with_the_configured_mean() -> None:
     # Who has waited for 10 s waits as long again as anybody else.
     rest = [p - 10 for p in pauses if p > 10]
     assert abs(statistics.median(rest) - statistics.median(pauses)) < 1
-
-
-def session(session_id: int, node: str, uuid: str, state: SessionState = SessionState.RUNNING) -> Session:
-    asked = Request("alice", "", "python", "default", 500, 1000, 2048)
-    return Session(session_id, asked, state, 0, placement=Placement(node, (Share(uuid, 500, 2048, 25),)))
 
 
 class Reader(NvmlReader):
@@ -111,7 +105,7 @@ class World:
         self.library.touch()
         self.here, self.machines = Reader("here"), Machines()
         drivers = Drivers(isolation, self.machines, make_reader=lambda library: self.here)
-        self.live: list[Session] = [session(1, "lab", GPU)]
+        self.live: list[Session] = [session()]
         self.fails: Exception | None = None
         self.poller = GpuPoller(drivers, self.live_now, every_s=0.01)
         self.seen: list[tuple[GpuSnapshot, Sequence[Session]]] = []
@@ -181,7 +175,7 @@ async def test_busy_hub_delays_no_snapshot_and_gets_all(world: World) -> None:
 
 async def test_hanging_machine_does_not_block_others(world: World) -> None:
     world.machines.there.may_answer.clear()
-    world.live.append(session(2, "away", OTHER))
+    world.live.append(AWAY)
     for _ in range(3):
         await world.next()
     assert len(world.machines.there.asked) <= 1, "and is not asked twice"
@@ -215,7 +209,7 @@ async def test_simulated_gpus_without_a_driver_are_not_asked_for(world: World) -
 
 
 async def test_idle_machine_is_not_polled(world: World) -> None:
-    world.live = [session(1, "lab", GPU, SessionState.PREPARING), session(2, "away", OTHER)]
+    world.live = [session(state=SessionState.PREPARING), AWAY]
     await world.next("away")
     await world.next("away")
     asked = len(world.here.asked)

@@ -10,26 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sessions
 
-from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, ShareMode
-from fgpuspawner.isolation import facts, lending, limits, native
+from fgpu_scheduler import Device, Node, Session, Share, ShareMode
+from fgpuspawner.isolation import facts, lending, limits
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.manager import Isolation
-from fgpuspawner.isolation.native import Native
 from fgpuspawner.settings import FGPU
 
 FIRST = Device("GPU-simulated-lab-0", "lab", 0, "Simulated GPU 8192 MiB", 8192, 2000, True)
 SECOND = Device("MIG-a/b", "lab", 1, "Simulated GPU 8192 MiB", 8192, 2000, True)
 LAB = Node("lab", "default", 16000, 65536, (FIRST, SECOND))
 
-
-@pytest.fixture(autouse=True)
-def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files in the places of the built parts."""
-    monkeypatch.setattr(native, "FOLDER", tmp_path / "native")
-    for part in Native(tmp_path / "native").parts:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(part.name)
+pytestmark = pytest.mark.usefixtures("native_parts")
 
 
 def opened(tmp_path: Path, *, own_root: bool = True, **given: Any) -> Isolation:
@@ -53,11 +46,10 @@ def test_nothing_is_lent_without_a_place_in_memory(tmp_path: Path, monkeypatch: 
 
 
 def session(session_id: int, *devices: Device, milli: int = 500, mode: ShareMode | None = None) -> Session:
-    request = Request("alice", "", "python", "default", milli, 1000, 2048)
-    shares = tuple(Share.of(device, milli) for device in devices or (FIRST,))
+    shares = [Share.of(device, milli) for device in devices or (FIRST,)]
     if mode is not None:
-        shares = tuple(replace(share, mode=mode) for share in shares)
-    return Session(session_id, request, SessionState.PREPARING, 0, placement=Placement("lab", shares))
+        shares = [replace(share, mode=mode) for share in shares]
+    return sessions.session(session_id, *shares)
 
 
 def words_of(tmp_path: Path, name: int | str) -> Path:

@@ -46,10 +46,6 @@ def written(folder: Path, given: Limits) -> Path:
     return limits.write(make_folder(folder / str(given.session_id), mode=0o755), given)
 
 
-def mode_of(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -210,17 +206,6 @@ def test_what_is_no_file_of_ours_is_not_read(tmp_path: Path) -> None:
 
 
 # --- The file ---
-
-
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_limits_file_is_read_only_under_any_umask(umask: int, tmp_path: Path) -> None:
-    before = os.umask(umask)
-    try:
-        path = written(tmp_path, of(HALF))
-    finally:
-        os.umask(before)
-    assert mode_of(path) == 0o444
-    assert mode_of(path.parent) == 0o755
 
 
 def test_a_new_file_replaces_the_old_one_at_once(tmp_path: Path) -> None:

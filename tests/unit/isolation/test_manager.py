@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sessions
 
-from fgpu_scheduler import BadSettings, Device, Node, Placement, Request, Session, SessionState, Share
-from fgpuspawner.isolation import facts, limits, native, nvml_reader
+from fgpu_scheduler import BadSettings, Device, Node, Session, Share
+from fgpuspawner.isolation import facts, limits, nvml_reader
 from fgpuspawner.isolation.base import CannotPrepare
 from fgpuspawner.isolation.choice import CHOICES
 from fgpuspawner.isolation.manager import Isolation, choices_for
@@ -25,19 +26,7 @@ REAL = Device("GPU-1f", "rack", 0, "NVIDIA A100", 40960, 2000)
 LAB = Node("lab", "default", 16000, 65536, (SIMULATED,))
 RACK = Node("rack", "default", 16000, 65536, (REAL,))
 
-
-@pytest.fixture(autouse=True)
-def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Native:
-    """Files in the places of the built parts, and no driver on this machine."""
-    monkeypatch.setattr(native, "FOLDER", tmp_path / "native")
-    found = Native(tmp_path / "native")
-    for part in found.parts:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(part.name)
-        part.chmod(0o755)
-    monkeypatch.setattr(facts, "driver_facts", lambda: {"driver": "580.65", "memory_limits": False})
-    logging.getLogger("fgpu").propagate = True
-    return found
+pytestmark = pytest.mark.usefixtures("native_parts")
 
 
 def settings(tmp_path: Path, **given: Any) -> FGPU:
@@ -52,9 +41,7 @@ def opened(tmp_path: Path, *nodes: Node, own_root: bool = True, **given: Any) ->
 
 
 def session(session_id: int, milli: int = 500, device: Device = SIMULATED) -> Session:
-    request = Request("alice", "", "python", "default", milli, 1000, 2048)
-    placement = Placement(device.node_id, (Share.of(device, milli),))
-    return Session(session_id, request, SessionState.PREPARING, 0, placement=placement)
+    return sessions.session(session_id, Share.of(device, milli), node=device.node_id)
 
 
 # --- Opening ---
@@ -72,17 +59,17 @@ def test_which_and_why_is_said_and_written_down(tmp_path: Path, caplog: pytest.L
 
 
 def test_missing_isolation_is_a_warning(
-    tmp_path: Path, built: Native, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, native_parts: Native, caplog: pytest.LogCaptureFixture
 ) -> None:
-    built.library.unlink()
+    native_parts.library.unlink()
     opened(tmp_path)
     (warned,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "Node lab: isolation none: NOTHING holds a session to its slice" in warned.getMessage()
     assert "apt-get install gcc make libc6-dev" in warned.getMessage()
 
 
-def test_hub_does_not_start_without_isolation_for_a_real_gpu(tmp_path: Path, built: Native) -> None:
-    built.library.unlink()
+def test_hub_does_not_start_without_isolation_for_a_real_gpu(tmp_path: Path, native_parts: Native) -> None:
+    native_parts.library.unlink()
     with pytest.raises(BadSettings, match="nothing isolates the sessions of node 'rack'"):
         opened(tmp_path, LAB, RACK)
 
@@ -127,7 +114,9 @@ def test_a_simulated_machine_and_the_commands_are_written_for_everybody_to_read(
     assert sorted(p.name for p in (data / "tools").rglob("*-*")) == ["fgpu-smi", "fgpu-verify", "nvidia-smi"]
 
 
-def test_what_running_sessions_have_mounted_stays_over_a_restart(tmp_path: Path, built: Native) -> None:
+def test_what_running_sessions_have_mounted_stays_over_a_restart(
+    tmp_path: Path, native_parts: Native
+) -> None:
     opened(tmp_path)
     machine = tmp_path / "data" / "simulated" / "lab"
     (machine / "ledger").write_bytes(b"who holds what")
@@ -136,21 +125,21 @@ def test_what_running_sessions_have_mounted_stays_over_a_restart(tmp_path: Path,
     assert {p.name: p.stat().st_ino for p in machine.iterdir()} == before
     assert (machine / "ledger").read_bytes() == b"who holds what"
     # A newer build takes the old one's place; who has that mapped keeps it.
-    built.simulated["libcuda.so.1"].write_text("newer")
+    native_parts.simulated["libcuda.so.1"].write_text("newer")
     opened(tmp_path)
     changed = {p.name for p in machine.iterdir() if p.stat().st_ino != before[p.name]}
     assert changed == {"libcuda.so.1", "libcuda.so"}  # a link to it
 
 
 def test_what_only_the_installer_may_read_is_copied_for_the_users_of_containers(
-    tmp_path: Path, built: Native
+    tmp_path: Path, native_parts: Native
 ) -> None:
-    assert opened(tmp_path).host.native == built
-    for part in built.parts:
+    assert opened(tmp_path).host.native == native_parts
+    for part in native_parts.parts:
         part.chmod(0o700)
     copied = opened(tmp_path).host.native
     assert copied == Native(tmp_path / "data" / "native")
-    assert [part.read_text() for part in copied.parts] == [part.name for part in built.parts]
+    assert [part.read_text() for part in copied.parts] == [part.name for part in native_parts.parts]
     assert {stat.S_IMODE(part.stat().st_mode) for part in copied.parts} == {0o755}
 
 
@@ -292,10 +281,6 @@ def test_a_childs_environment_loads_nothing_of_the_hubs(monkeypatch: pytest.Monk
 # --- A slice that changes ---
 
 
-def resized(held: Session, milli: int) -> Session:
-    return session(held.id, milli)
-
-
 def test_a_slice_that_changes_has_other_limits_and_another_revision(tmp_path: Path) -> None:
     isolation = opened(tmp_path)
     held, neighbour = session(1, 500), session(2, 500)
@@ -303,7 +288,7 @@ def test_a_slice_that_changes_has_other_limits_and_another_revision(tmp_path: Pa
         isolation.prepare(one, [1, 2])
     before = limits.read(isolation.folder(1)).devices[0]
     assert isolation.resizes(held) is None
-    isolation.resize(resized(held, 1000))
+    isolation.resize(session(1, 1000))
     (after,) = limits.read(isolation.folder(1)).devices
     assert (after.memory_mib, after.compute_percent) == (4096, 50)
     assert (before.memory_mib, before.context_mib) == (2048, after.context_mib)
@@ -316,7 +301,7 @@ def test_a_slice_that_changes_has_other_limits_and_another_revision(tmp_path: Pa
     assert modes == [0o444, 0o444]
 
 
-def test_slice_cannot_change_under_other_backends(tmp_path: Path, built: Native) -> None:
+def test_slice_cannot_change_under_other_backends(tmp_path: Path, native_parts: Native) -> None:
     isolation = opened(tmp_path, isolation="none")
     isolation.prepare(session(1), [1])
     assert "(isolation 'none')" in (isolation.resizes(session(1)) or "")

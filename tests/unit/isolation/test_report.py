@@ -19,13 +19,14 @@ from fgpuspawner.isolation.report import (
     LARGEST_BYTES,
     Answer,
     BadReport,
+    CheckpointReport,
+    ProbeReport,
     checkpoint_command,
     missing_library,
     not_in_force,
     probe_command,
     problems,
-    read_checkpoint,
-    read_report,
+    read_answer,
     static_command,
     uuid_bytes,
     wrong_preload,
@@ -86,7 +87,7 @@ def answer(found: Any, status: int | None = 0) -> Answer:
 
 
 def said(limits: Limits, found: Json) -> list[str]:
-    return problems(limits, read_report(answer(found), NONCE))
+    return problems(limits, read_answer(ProbeReport, answer(found), NONCE))
 
 
 # --- What is right ---
@@ -198,16 +199,18 @@ def test_what_is_wrong_is_named(path: str, value: Any, words: str) -> None:
 
 def test_exactly_the_hosts_library_has_to_be_loaded() -> None:
     found = report(PART)
-    own = read_report(answer(found), NONCE)
+    own = read_answer(ProbeReport, answer(found), NONCE)
     assert missing_library(own, ("08:01", 4711)) == []
     assert missing_library(own, ("08:01", 4712)) == ["libfgpu is not loaded into the session's processes"]
     assert missing_library(own, ("08:02", 4711)) == ["libfgpu is not loaded into the session's processes"]
     found["libfgpu"].append({"path": "/tmp/libfgpu.so", "device": "08:01", "inode": 1})
-    assert missing_library(read_report(answer(found), NONCE), ("08:01", 4711)) == [
+    assert missing_library(read_answer(ProbeReport, answer(found), NONCE), ("08:01", 4711)) == [
         "1 other libraries of its name are loaded beside libfgpu"
     ]
     for empty, words in (([], "is not loaded"), (None, "cannot be told")):
-        (said,) = missing_library(read_report(answer(found | {"libfgpu": empty}), NONCE), ("08:01", 4711))
+        (said,) = missing_library(
+            read_answer(ProbeReport, answer(found | {"libfgpu": empty}), NONCE), ("08:01", 4711)
+        )
         assert words in said
 
 
@@ -237,7 +240,7 @@ def test_a_mapping_is_known_as_the_kernel_tells_of_it(tmp_path: Path) -> None:
 def test_the_preload_file_has_to_be_ours_and_mounted_read_only(change: Json, words: list[str]) -> None:
     found = report(PART)
     found["preload"] |= change
-    assert wrong_preload(read_report(answer(found), NONCE), "/run/fgpu/libfgpu.so\n") == words
+    assert wrong_preload(read_answer(ProbeReport, answer(found), NONCE), "/run/fgpu/libfgpu.so\n") == words
 
 
 def test_no_look_at_the_preload_file_is_no_pass() -> None:
@@ -269,7 +272,7 @@ def test_no_look_at_the_preload_file_is_no_pass() -> None:
 )
 def test_what_is_no_report_is_refused(output: bytes, status: int, words: str) -> None:
     with pytest.raises(BadReport, match=words):
-        read_report(Answer(output, status), NONCE)
+        read_answer(ProbeReport, Answer(output, status), NONCE)
 
 
 @pytest.mark.parametrize("number", [2048.0 * MIB, True, -1, 2**63, "2147483648"])
@@ -277,7 +280,7 @@ def test_a_number_is_a_whole_one_that_there_can_be(number: Any) -> None:
     found = report(PART)
     found["cuda"]["devices"][0]["total_bytes"]["dlsym"] = number
     with pytest.raises(BadReport):
-        read_report(answer(found), NONCE)
+        read_answer(ProbeReport, answer(found), NONCE)
 
 
 values = st.recursive(
@@ -301,7 +304,7 @@ def test_any_value_anywhere_is_refused_or_compared(path: tuple[Any, ...], value:
         place = place[step]
     place[path[-1]] = value
     try:
-        lines = problems(PART, read_report(answer(found), NONCE))
+        lines = problems(PART, read_answer(ProbeReport, answer(found), NONCE))
     except BadReport:
         return
     assert all(line.isprintable() for line in lines)
@@ -369,7 +372,7 @@ PARKED = {
 
 def test_report_of_a_parked_session_is_read() -> None:
     assert checkpoint_command(NONCE, "/a", "park", timeout_s=60)[-2:] == ["--park", "/a"]
-    found = read_checkpoint(Answer(json.dumps(PARKED).encode(), 0), NONCE)
+    found = read_answer(CheckpointReport, Answer(json.dumps(PARKED).encode(), 0), NONCE)
     assert (found.done, found.why) == (True, None)
     assert [(p.pid, p.state, p.error, p.ms) for p in found.processes] == [(17, "checkpointed", None, 12)]
 
@@ -387,9 +390,11 @@ def test_report_of_a_parked_session_is_read() -> None:
 )
 def test_other_text_is_no_report_of_a_parked_session(wrong: Json) -> None:
     with pytest.raises(BadReport):
-        read_checkpoint(Answer(json.dumps({**PARKED, **wrong}).encode(), 0), NONCE)
+        read_answer(CheckpointReport, Answer(json.dumps({**PARKED, **wrong}).encode(), 0), NONCE)
 
 
 def test_only_true_means_done() -> None:
     for done in (1, "true", None, [True]):
-        assert not read_checkpoint(Answer(json.dumps({**PARKED, "done": done}).encode(), 0), NONCE).done
+        assert not read_answer(
+            CheckpointReport, Answer(json.dumps({**PARKED, "done": done}).encode(), 0), NONCE
+        ).done

@@ -5,25 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sessions import DEVICES, GPU, OTHER, QUARTER, process, session
 
-from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
+from fgpu_scheduler import Share
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.meter.model import MOST_PROCESSES
 from fgpuspawner.meter.reading import DeviceReading, Lent, lent_on, read
-
-MIB = 2**20
-GPU, OTHER = "GPU-1f", "GPU-2a"
-DEVICES = {uuid: Device(uuid, "lab", i, "GPU", 8192, 2000, True) for i, uuid in enumerate((GPU, OTHER))}
-QUARTER = Share(GPU, 500, 2048, 25)
-
-
-def process(pid: int, mib: int | None, sm: float | None = 0.0, *, inner: int | None = None) -> ProcessUse:
-    return ProcessUse(pid, None if mib is None else mib * MIB, sm, None, inner or pid, "python3")
-
-
-def session(session_id: int, *shares: Share, state: SessionState = SessionState.RUNNING) -> Session:
-    asked = Request("alice", "", "python", "default", 500, 1000, 2048)
-    return Session(session_id, asked, state, 0, placement=Placement("lab", shares or (QUARTER,)))
 
 
 def seen(*processes: ProcessUse, energy_mj: int | None = None) -> DeviceReading:

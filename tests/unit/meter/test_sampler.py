@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from sessions import DEVICES, GPU, Clock, process, session
 
 from fgpu_scheduler import (
-    Device,
     Meters,
     Node,
-    Placement,
-    Request,
     Session,
     SessionMeasurements,
     SessionState,
@@ -24,30 +20,15 @@ from fgpu_scheduler import (
     Store,
     StoreUnavailable,
 )
-from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.limits import DeviceLimit, Limits, write
 from fgpuspawner.isolation.manager import Isolation
-from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
+from fgpuspawner.isolation.nvml_reader import DeviceUse
 from fgpuspawner.meter.model import KEPT_S, METERS, Meter, Point
 from fgpuspawner.meter.reading import Lent
 from fgpuspawner.meter.sampler import Sampler, points_with
 from fgpuspawner.meter.tally import mean_lent
 from fgpuspawner.settings import FGPU
-
-MIB = 2**20
-GPU, OTHER = "GPU-1f", "GPU-2a"
-DEVICES = {uuid: Device(uuid, "lab", i, "GPU", 8192, 2000, True) for i, uuid in enumerate((GPU, OTHER))}
-QUARTER = Share(GPU, 500, 2048, 25)
-
-
-def process(pid: int, mib: int | None, sm: float | None = 0.0, *, inner: int | None = None) -> ProcessUse:
-    return ProcessUse(pid, None if mib is None else mib * MIB, sm, None, inner or pid, "python3")
-
-
-def session(session_id: int, *shares: Share, state: SessionState = SessionState.RUNNING) -> Session:
-    asked = Request("alice", "", "python", "default", 500, 1000, 2048)
-    return Session(session_id, asked, state, 0, placement=Placement("lab", shares or (QUARTER,)))
 
 
 @pytest.mark.parametrize("every_s", [1, 7, 10, 60])
@@ -64,13 +45,6 @@ def test_points_are_the_newest_and_at_least_ten_seconds_apart(every_s: int) -> N
 
 
 # --- Looking ---
-
-
-class Clock:
-    now = 1000
-
-    def now_s(self) -> int:
-        return self.now
 
 
 class Scheduler:
@@ -327,23 +301,3 @@ async def test_energy_of_a_session_begins_with_its_second_look(tmp_path: Path) -
         1: (1000, True),
         2: (4500, True),
     }
-
-
-async def test_meter_continues_after_a_failed_write(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-    done = asyncio.Event()
-
-    async def failing(self: Sampler) -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 3:
-            done.set()
-        raise StoreUnavailable("away") if looks == 1 else ValueError("a bug")
-
-    monkeypatch.setattr(Sampler, "publish", failing)
-    world.sampler._every_s = 0
-    background = Background(logging.getLogger("fgpu.meter"))
-    world.sampler.begin(background)
-    async with asyncio.timeout(60):
-        await done.wait()
-    await background.close()

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fgpuspawner.meter.reading import SessionReading
-from fgpuspawner.meter.tally import HIGHEST_MEMORY, Tally, restored
+from fgpuspawner.meter.tally import HIGHEST_MEMORY, Tally, mean_sm_percent, restored
 
 LIMIT_MIB = 4000
 
@@ -77,3 +77,14 @@ def test_counts_that_make_no_sense_are_begun_again() -> None:
     broken = replace(tally(1000, 2000).measured(), counts='{"memory": 5}')
     assert restored(broken).memory == {}
     assert restored(broken).peak_mib == 2000
+
+
+def test_mean_compute_is_of_all_readings_and_unknown_without_any() -> None:
+    some = (
+        tally(1, sm=10.0)
+        .with_reading(20, 10, SessionReading(1, 40.0))
+        .with_reading(30, 10, SessionReading(1, None))
+    )
+    assert mean_sm_percent(some.measured().counts) == 25
+    assert mean_sm_percent(tally(1).measured().counts) is None
+    assert mean_sm_percent("{}") is None

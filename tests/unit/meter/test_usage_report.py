@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import date
 
 from fgpu_scheduler import HeldShares
-from fgpuspawner.meter.usage_report import DAY_S, By, Line, Report, report, starts_at_s
+from fgpuspawner.meter.usage_report import DAY_S, By, Line, UsageReport, report, starts_at_s
 
 FIRST, LAST = date(2026, 5, 1), date(2026, 5, 3)
 
@@ -35,11 +35,11 @@ ONE = HeldShares(
 )
 
 
-def made(*spent: HeldShares, by: By, now_s: int = NOW_S) -> Report:
+def made(*spent: HeldShares, by: By, now_s: int = NOW_S) -> UsageReport:
     return report(spent, by, first=FIRST, last=LAST, now_s=now_s)
 
 
-def short(found: Report) -> list[tuple[str, int, int, float]]:
+def short(found: UsageReport) -> list[tuple[str, int, int, float]]:
     return [(line.name, line.sessions, line.starts, line.gpu_hours) for line in found.lines]
 
 

@@ -1,24 +1,18 @@
-"""Where a request goes, asked of `place` and of placers that look at nodes one by one and all at once."""
+"""Where a request goes, asked of `place` and of a placer."""
 
 from __future__ import annotations
 
-import pytest
 from simulator import World
 
-from fgpu_scheduler.core import placer
 from fgpu_scheduler.core.model import Request
 from fgpu_scheduler.core.placement import Score, best_fit, free, place
-
-BY_ONE, AT_ONCE = 1000, 0
+from fgpu_scheduler.core.placer import Placer
 
 
 def goes_to(lab: World, asked: Request, score: Score = best_fit) -> list[str] | None:
     """Return the devices that a new request gets now, or None."""
     found = place(asked, free(lab), score=score)
-    for few in (BY_ONE, AT_ONCE):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(placer, "FEW", few)
-            own = placer.Placer(free(lab), score=score)
-            assert own.place(asked) == (found[0] if found else None)
-            assert own.left == (found[1] if found else free(lab))
+    own = Placer(free(lab), score=score)
+    assert own.place(asked) == (found[0] if found else None)
+    assert own.left == (found[1] if found else free(lab))
     return None if found is None else [share.device_uuid for share in found[0].shares]

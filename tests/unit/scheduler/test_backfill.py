@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator import World, decided, lasting, world
-from simulator.world import request
 
 from fgpu_scheduler.core import orders
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, SessionState
-from fgpu_scheduler.core.planner import ReserveDecision, plan
+from fgpu_scheduler.core.planner import Reservation, plan
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.core.reservations import ENDING_S, LAUNCH_S, LENT
 
@@ -22,30 +21,31 @@ EASY = Policy(GroupPolicy(longest_wait_s=LONGEST_WAIT_S))
 LIFO = Policy(GroupPolicy(order=orders.lifo, longest_wait_s=LONGEST_WAIT_S))
 
 
-def changed(
-    lab: World, user: str, *, waited_s: int | None = None, limit_s: int | None = None, **values: object
-) -> World:
-    """Change the newest session of a user."""
-    old = lab.of(user)
-    if waited_s is not None:
-        values["submitted_at_s"] = lab.now_s - waited_s
-    asked = replace(old.request, time_limit_s=limit_s)
-    new = replace(old, request=asked, **values)  # type: ignore[arg-type]
-    return replace(lab, sessions=tuple(new if s.id == old.id else s for s in lab.sessions))
-
-
 def runs(lab: World, user: str, fgpu: str, *, limit_s: int | None = None, on: str | None = None) -> World:
-    return changed(lab.running(user, fgpu, on=on), user, limit_s=limit_s)
+    return lab.running(user, fgpu, on=on).having(user, time_limit_s=limit_s)
 
 
 def waits(lab: World, user: str, fgpu: str, *, limit_s: int | None = None, waited_s: int = 0) -> World:
-    return changed(lab.pending(user, fgpu), user, limit_s=limit_s, waited_s=waited_s)
+    since_s = lab.now_s - waited_s
+    return lab.pending(user, fgpu).having(user, time_limit_s=limit_s, submitted_at_s=since_s)
 
 
-def reserved(lab: World, policy: Policy) -> ReserveDecision | None:
-    found = [d for d in plan(lab, policy).decisions if isinstance(d, ReserveDecision)]
+def waited(lab: World, user: str, seconds: int) -> World:
+    return lab.having(user, submitted_at_s=lab.now_s - seconds)
+
+
+def reserved(lab: World, policy: Policy) -> Reservation | None:
+    found = [d for d in plan(lab, policy).decisions if isinstance(d, Reservation)]
     assert len(found) <= 1
     return found[0] if found else None
+
+
+def uuids(kept: Reservation) -> tuple[str, ...]:
+    return tuple(share.device_uuid for share in kept.placement.shares)
+
+
+def told(kept: Reservation | None) -> tuple[int, int | None, tuple[str, ...]] | None:
+    return kept and (kept.session_id, kept.until_s, uuids(kept))
 
 
 def words(lab: World, policy: Policy) -> list[str]:
@@ -65,9 +65,7 @@ def test_only_a_strict_queue_waits_for_its_first_session() -> None:
 
 def test_first_session_gets_a_reservation_from_the_known_ends() -> None:
     lab = half_full()
-    assert reserved(lab, EASY) == ReserveDecision(
-        2, lab.now_s + HOUR_S + ENDING_S, "n1", ("GPU-n1-0", "GPU-n1-1")
-    )
+    assert told(reserved(lab, EASY)) == (2, lab.now_s + HOUR_S + ENDING_S, ("GPU-n1-0", "GPU-n1-1"))
 
 
 def test_session_that_ends_in_time_may_use_the_reserved_place() -> None:
@@ -79,11 +77,6 @@ def test_session_that_ends_in_time_may_use_the_reserved_place() -> None:
     assert words(waits(half_full(), "b", "1"), EASY) == ["a waits: RESERVED", "b waits: PRIORITY"]
 
 
-def test_session_beside_the_reserved_place_starts_without_a_limit() -> None:
-    lab = waits(waits(half_full().node("n2"), "b", "0.5"), "c", "0.5")
-    assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n2-0", "c: GPU-n2-0"]
-
-
 def test_rest_of_the_reserved_node_is_free_for_others() -> None:
     lab = runs(world(devices=2), "x", "1", limit_s=HOUR_S, on="GPU-n1-0")
     lab = runs(lab, "y", "0.5", on="GPU-n1-1")
@@ -91,50 +84,44 @@ def test_rest_of_the_reserved_node_is_free_for_others() -> None:
     assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-1", "c waits: RESOURCES"]
 
 
-def test_backfilled_sessions_together_leave_the_reservation_whole() -> None:
-    lab = runs(world(), "x", "0.8", limit_s=HOUR_S)
-    lab = waits(waits(waits(lab, "a", "0.9"), "b", "0.1"), "c", "0.1")
-    assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-0", "c waits: PRIORITY"]
-
-
 def test_an_end_that_its_owner_can_avert_promises_nothing() -> None:
     lab = waits(runs(world(devices=1), "x", "1"), "a", "1")
     ends_at_s = lab.now_s + 300
-    sure = changed(lab, "x", ends_at_s=ends_at_s, ends_cause=EndCause.PREEMPTED)
-    idle = changed(lab, "x", ends_at_s=ends_at_s, ends_cause=EndCause.IDLE)
+    sure = lab.having("x", ends_at_s=ends_at_s, ends_cause=EndCause.PREEMPTED)
+    idle = lab.having("x", ends_at_s=ends_at_s, ends_cause=EndCause.IDLE)
     kept = reserved(sure, EASY)
     assert kept is not None
-    assert kept.starts_at_s == ends_at_s + ENDING_S
+    assert kept.until_s == ends_at_s + ENDING_S
     assert reserved(idle, EASY) is None
 
 
 def test_a_session_that_still_launches_has_its_whole_limit_before_it() -> None:
     lab = runs(world(), "x", "1", limit_s=HOUR_S)
-    lab = waits(changed(lab, "x", state=SessionState.PULLING, started_at_s=None, limit_s=HOUR_S), "a", "1")
+    lab = waits(lab.having("x", state=SessionState.PULLING, started_at_s=None), "a", "1")
     kept = reserved(lab, EASY)
     assert kept is not None
-    assert kept.starts_at_s == lab.now_s + LAUNCH_S + HOUR_S + ENDING_S
+    assert kept.until_s == lab.now_s + LAUNCH_S + HOUR_S + ENDING_S
 
 
 def test_without_limits_others_start_until_the_first_session_is_aged() -> None:
     lab = waits(waits(runs(world(devices=2), "x", "1", on="GPU-n1-0"), "a", "2"), "b", "1")
     assert words(lab, EASY) == ["a waits: RESOURCES", "b: GPU-n1-1"]
-    aged = changed(lab, "a", waited_s=LONGEST_WAIT_S)
+    aged = waited(lab, "a", LONGEST_WAIT_S)
     assert words(aged, EASY) == ["a waits: RESERVED", "b waits: PRIORITY"]
-    assert reserved(aged, EASY) == ReserveDecision(2, None, "n1", ("GPU-n1-0", "GPU-n1-1"))
+    assert told(reserved(aged, EASY)) == (2, None, ("GPU-n1-0", "GPU-n1-1"))
 
 
 def test_aged_session_comes_first_in_every_order() -> None:
     lab = waits(waits(waits(world(devices=2), "a", "2", waited_s=LONGEST_WAIT_S), "b", "2"), "c", "1")
     assert words(lab, LIFO)[0] == "a: GPU-n1-0 + GPU-n1-1"
-    assert words(changed(lab, "a", waited_s=60), LIFO)[0] == "c: GPU-n1-0"
+    assert words(waited(lab, "a", 60), LIFO)[0] == "c: GPU-n1-0"
 
 
 def test_requeued_session_does_not_count_its_running_time_as_waiting() -> None:
     lab = runs(world(devices=4), "z", "1", on="GPU-n1-0")
     lab = waits(waits(lab, "ran", "4", waited_s=4 * LONGEST_WAIT_S), "waits", "2", waited_s=LONGEST_WAIT_S)
     assert words(lab, EASY)[-1] == "waits waits: PRIORITY"
-    again = changed(lab, "ran", waited_s=4 * LONGEST_WAIT_S, queued_at_s=lab.now_s - 60)
+    again = lab.having("ran", queued_at_s=lab.now_s - 60)
     assert words(again, EASY)[0].startswith("waits: GPU-n1-")
 
 
@@ -142,11 +129,9 @@ def test_no_session_uses_the_place_of_an_aged_request() -> None:
     """Sessions mostly end before their time limits: x may end much sooner than in an hour."""
     lab = waits(half_full(), "b", "1", limit_s=60)
     assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-1"]
-    aged = changed(lab, "a", waited_s=LONGEST_WAIT_S // 2)
+    aged = waited(lab, "a", LONGEST_WAIT_S // 2)
     assert words(aged, EASY) == ["a waits: RESERVED", "b waits: PRIORITY"]
-    assert reserved(aged, EASY) == ReserveDecision(
-        2, aged.now_s + HOUR_S + ENDING_S, "n1", ("GPU-n1-0", "GPU-n1-1")
-    )
+    assert told(reserved(aged, EASY)) == (2, aged.now_s + HOUR_S + ENDING_S, ("GPU-n1-0", "GPU-n1-1"))
 
 
 def test_reservation_without_known_ends_is_where_least_is_missing() -> None:
@@ -155,24 +140,11 @@ def test_reservation_without_known_ends_is_where_least_is_missing() -> None:
     lab = waits(runs(lab, "z", "0.3", on="GPU-n2-0"), "a", "2", waited_s=LONGEST_WAIT_S)
     kept = reserved(lab, EASY)
     assert kept is not None
-    assert (kept.node_id, kept.starts_at_s) == ("n2", None)
-
-
-def test_reserved_place_without_known_ends_only_grows() -> None:
-    """Each end there adds to the reservation, and no other session gets a part of it."""
-    lab = world(devices=3)
-    for number, user in enumerate("xyz"):
-        lab = runs(lab, user, "1", on=f"GPU-n1-{number}")
-    lab = waits(waits(lab, "a", "3", waited_s=LONGEST_WAIT_S), "b", "0.1")
-    for user in "xyz":
-        assert words(lab, EASY)[0] == "a waits: RESERVED"
-        assert plan(lab, EASY).placed == ()
-        lab = lab.ended(user)
-    assert words(lab, EASY) == ["a: GPU-n1-0 + GPU-n1-1 + GPU-n1-2", "b waits: RESOURCES"]
+    assert (kept.placement.node_id, kept.until_s) == ("n2", None)
 
 
 def promised_in(lab: World, user: str, in_s: int) -> World:
-    return changed(lab, user, promised_at_s=lab.now_s + in_s)
+    return lab.having(user, promised_at_s=lab.now_s + in_s)
 
 
 def test_others_use_only_the_lent_part_of_the_time_until_a_promised_start() -> None:
@@ -188,7 +160,7 @@ def test_others_use_only_the_lent_part_of_the_time_until_a_promised_start() -> N
 
 def test_promised_start_does_not_change() -> None:
     lab = promised_in(waits(half_full(), "b", "0.1"), "a", 2 * HOUR_S)
-    assert reserved(lab, LIFO) == ReserveDecision(2, lab.now_s + 2 * HOUR_S, "n1", ("GPU-n1-0", "GPU-n1-1"))
+    assert told(reserved(lab, LIFO)) == (2, lab.now_s + 2 * HOUR_S, ("GPU-n1-0", "GPU-n1-1"))
 
 
 def test_equal_request_ahead_does_not_take_the_promised_place() -> None:
@@ -207,20 +179,14 @@ def test_rest_of_a_promised_place_goes_to_sessions_ahead_first() -> None:
 
 def test_higher_priority_goes_ahead_of_a_promised_start() -> None:
     lab = waits(promised_in(waits(world(devices=1), "a", "1"), "a", HOUR_S), "b", "1")
-    first = lab.of("b")
-    urgent = replace(first, request=replace(first.request, priority=1))
-    lab = replace(lab, sessions=tuple(urgent if s.id == first.id else s for s in lab.sessions))
-    assert words(lab, LIFO)[0] == "b: GPU-n1-0"
+    assert words(lab.having("b", priority=1), LIFO)[0] == "b: GPU-n1-0"
 
 
 def test_promised_start_of_higher_priority_is_reserved_first() -> None:
     """The newest request comes first in its priority, and would take the place of the later promise."""
     lab = promised_in(waits(world(devices=2), "lower", "2"), "lower", HOUR_S)
     lab = waits(promised_in(waits(lab, "higher", "2"), "higher", 2 * HOUR_S), "newest", "2")
-    urgent = [
-        replace(lab.of(u), request=replace(lab.of(u).request, priority=1)) for u in ("higher", "newest")
-    ]
-    lab = replace(lab, sessions=(lab.of("lower"), *urgent))
+    lab = lab.having("higher", priority=1).having("newest", priority=1)
     starts = ["newest waits: RESOURCES", "higher: GPU-n1-0 + GPU-n1-1", "lower waits: RESOURCES"]
     assert words(lab, LIFO) == starts
 
@@ -228,10 +194,7 @@ def test_promised_start_of_higher_priority_is_reserved_first() -> None:
 def test_reservation_of_higher_priority_comes_before_a_promised_one() -> None:
     """Three sessions at a time: x, the place of b, and c. A place kept for a as well would be a fourth."""
     lab = runs(world(devices=3), "x", "1", limit_s=HOUR_S, on="GPU-n1-0")
-    lab = waits(promised_in(waits(lab, "a", "3"), "a", HOUR_S), "b", "3")
-    first = lab.of("b")
-    urgent = replace(first, request=replace(first.request, priority=1))
-    lab = replace(lab, sessions=tuple(urgent if s.id == first.id else s for s in lab.sessions))
+    lab = waits(promised_in(waits(lab, "a", "3"), "a", HOUR_S), "b", "3").having("b", priority=1)
     lab = waits(lab, "c", "1", limit_s=60)
     lab = replace(lab, quotas=(Quota(QuotaScope.ALL, "*", max_sessions=3),))
     assert words(lab, LIFO) == ["b waits: RESERVED", "c: GPU-n1-1", "a waits: QUOTA"]
@@ -260,9 +223,7 @@ def test_quota_of_a_reservation_is_there_when_it_starts() -> None:
 
 def test_explicit_memory_can_be_reserved() -> None:
     lab = runs(world(), "x", "1", limit_s=HOUR_S)
-    asked = replace(request("a", "0", gpu_memory_mib=4096, compute_percent=50), time_limit_s=None)
-    waiting = replace(lab.pending("a", "1").of("a"), request=asked)
-    lab = replace(lab, sessions=(*lab.sessions, waiting))
+    lab = lab.pending("a", "0").having("a", gpu_memory_mib=4096, compute_percent=50)
     kept = reserved(lab, EASY)
     assert kept is not None
-    assert kept.device_uuids == ("GPU-n1-0",)
+    assert uuids(kept) == ("GPU-n1-0",)

@@ -9,8 +9,7 @@ from simulator.world import request
 
 from fgpu_scheduler.core.expected_starts import BASIS_NO_NODE, BlockingSessions
 from fgpu_scheduler.core.forecast import forecast
-from fgpu_scheduler.core.model import Snapshot
-from fgpu_scheduler.core.placement import best_fit, could_ever_fit, free, place
+from fgpu_scheduler.core.placement import could_ever_fit, free
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.preemption import victims
@@ -29,14 +28,6 @@ def placed(lab: World) -> dict[str, list[str]]:
         users[p.session_id]: [share.device_uuid for share in p.placement.shares]
         for p in plan(lab, Policy()).placed
     }
-
-
-def test_cordoned_gpu_takes_no_new_session() -> None:
-    lab = world(devices=2).cordoned_gpu(BROKEN)
-    assert placed(lab.pending("a", "0.5").pending("b", "1")) == {"a": ["GPU-n1-1"]}
-    assert placed(lab.pending("a", "2")) == {}
-    assert place(request("a", "2"), free(lab), score=best_fit) is None
-    assert placed(lab.pending("a", "0", cpu=4)) == {"a": []}, "without a GPU"
 
 
 def test_sessions_on_a_cordoned_gpu_stay_and_free_nothing_for_others() -> None:
@@ -68,12 +59,8 @@ def test_sessions_on_a_cordoned_gpu_are_in_no_ones_way() -> None:
 
 def test_cordoned_gpu_has_no_reservation_and_no_preemption() -> None:
     lab = world().running("low", "1").cordoned_gpu(BROKEN).pending("high", "1")
-    high = lab.of("high")
-    urgent = replace(high, request=replace(high.request, priority=5))
-    lab = replace(lab, sessions=(lab.of("low"), urgent))
-    snapshot: Snapshot = lab
-    chosen = victims(snapshot, plan(lab, Policy()), Ledger(lab), groups=["default"], ending=())
-    assert chosen == ()
-    assert least_missing_place(urgent, {n.node.id: n for n in free(lab)}) is None
+    lab = lab.having("high", priority=5)
+    assert victims(lab, plan(lab, Policy()), Ledger(lab), groups=["default"], ending=()) == ()
+    assert least_missing_place(lab.of("high"), {n.node.id: n for n in free(lab)}, lab.now_s) is None
     opened = replace(lab, nodes=tuple(node.opened() for node in lab.nodes))
     assert victims(opened, plan(opened, Policy()), Ledger(opened), groups=["default"], ending=()) == (1,)

@@ -10,7 +10,7 @@ from simulator.world import NOW_S, request
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Size
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
-from fgpu_scheduler.core.records import held_between
+from fgpu_scheduler.core.records import HeldShares
 from fgpu_scheduler.core.resizing import (
     Amount,
     NotResized,
@@ -99,39 +99,43 @@ def test_a_quota_holds_what_a_session_grows_to() -> None:
     assert isinstance(mine(replace(lab, quotas=(own,)), Amount(700)), Session)
 
 
-def takes(lab: World, milli: int, policy: Policy = EASY) -> bool:
+FOR_BOTH = replace(world(devices=2).running("me", "0.5").pending("a", "2"), now_s=2 * NOW_S)
+"""a has waited for long for both GPUs, and it is not known when the first one is free."""
+STARTS_NOW = world().running("me", "0.5").pending("a", "0.5")
+PROMISED = world().running("me", "0.5").running("x", "0.3").having("x", time_limit_s=3600).pending("a", "0.5")
+BEHIND = world(devices=2).running("me", "0.5").running("x", "1", on="GPU-n1-1").pending("a", "0.8")
+
+
+@pytest.mark.parametrize(
+    ("lab", "milli", "policy", "harms"),
+    [
+        pytest.param(
+            FOR_BOTH, 600, Policy(GroupPolicy(longest_wait_s=60)), True, id="it takes of a kept place"
+        ),
+        pytest.param(FOR_BOTH, 600, EASY, False, id="nothing is kept"),
+        pytest.param(FOR_BOTH.ended("a"), 600, EASY, False, id="no session waits for the kept place"),
+        pytest.param(STARTS_NOW, 600, EASY, True, id="it takes from a session that starts now"),
+        pytest.param(
+            world(devices=2).running("me", "0.5").pending("a", "1"),
+            600,
+            EASY,
+            False,
+            id="that starts on another GPU",
+        ),
+        pytest.param(PROMISED, 600, EASY, True, id="it delays a promised start"),
+        pytest.param(PROMISED.ended("a"), 700, EASY, False, id="no start is promised"),
+        pytest.param(
+            BEHIND, 600, Policy(GroupPolicy(strict=True)), True, id="it overtakes in a strict queue"
+        ),
+        pytest.param(BEHIND, 600, EASY, False, id="it may overtake"),
+    ],
+)
+def test_growth_takes_nothing_from_sessions_that_wait(
+    lab: World, milli: int, policy: Policy, harms: bool
+) -> None:
     grown = mine(lab, Amount(milli))
-    assert isinstance(grown, Session), grown
-    return harms_pending(lab, grown, policy)
-
-
-def test_growth_takes_nothing_of_a_place_that_is_kept() -> None:
-    # a has waited for long for both GPUs, and it is not known when the first one is free.
-    lab = replace(world(devices=2).running("me", "0.5").pending("a", "2"), now_s=2 * NOW_S)
-    assert takes(lab, 600, Policy(GroupPolicy(longest_wait_s=60)))
-    assert not takes(lab, 600), "nothing is kept"
-    assert not takes(lab.ended("a"), 600)
-
-
-def test_growth_takes_nothing_from_who_starts_now() -> None:
-    lab = world().running("me", "0.5").pending("a", "0.5")
-    assert takes(lab, 600)
-    assert not takes(world(devices=2).running("me", "0.5").pending("a", "1"), 600)
-
-
-def test_growth_delays_no_promised_start() -> None:
-    lab = world().running("me", "0.5").running("x", "0.3").pending("a", "0.5")
-    x = lab.of("x")
-    limited = replace(x, request=replace(x.request, time_limit_s=3600))
-    lab = replace(lab, sessions=tuple(limited if s.id == x.id else s for s in lab.sessions))
-    assert takes(lab, 600)
-    assert not takes(lab.ended("a"), 700)
-
-
-def test_where_nobody_is_overtaken_growth_waits_behind_the_queue() -> None:
-    lab = world(devices=2).running("me", "0.5").running("x", "1", on="GPU-n1-1").pending("a", "0.8")
-    assert takes(lab, 600, Policy(GroupPolicy(strict=True)))
-    assert not takes(lab, 600, Policy(GroupPolicy()))
+    assert isinstance(grown, Session)
+    assert harms_pending(lab, grown, policy) is harms
 
 
 def test_each_amount_counts_for_as_long_as_it_was_held() -> None:
@@ -143,7 +147,9 @@ def test_each_amount_counts_for_as_long_as_it_was_held() -> None:
     assert fgpu_seconds(grown, now_s + 10) == 100 * 500 + 10 * 800
     ended = replace(grown, state=SessionState.TERMINATED, ended_at_s=now_s + 20, end_cause=EndCause.USER)
     assert fgpu_seconds(ended, now_s + 999) == 100 * 500 + 20 * 800
-    assert list(held_between(now_s - 100, now_s + 20, grown.sizes, 800, 800_000)) == [
+    whose = grown.id, "me", "default", (), "image", now_s - 100
+    held = HeldShares(*whose, now_s - 100, now_s - 100, None, 800_000, 800, grown.sizes)
+    assert list(held.held(now_s + 20)) == [
         (now_s - 100, now_s, 500, 500_000),
         (now_s, now_s + 20, 800, 800_000),
     ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from simulator import World, world
 from simulator.world import NOW_S, lasting
-from test_returning import GPU, changed, parked
+from test_returning import GPU, parked
 
 from fgpu_scheduler.core.expected_starts import BASIS_LIMITS, BASIS_QUOTA, BASIS_TYPICAL, BASIS_UNKNOWN
 from fgpu_scheduler.core.forecast import Forecast, outlook
@@ -47,15 +47,14 @@ def test_the_ends_on_its_gpu_say_when_a_session_gets_it_back(
     limit_s: int | None, length_s: int | None, at_s: int | None, basis: str
 ) -> None:
     lab = away(("me", 5))
-    asked = replace(lab.of("holds").request, time_limit_s=limit_s)
-    found = told(changed(lab, "holds", request=asked), length_s)["me"]
+    found = told(lab.having("holds", time_limit_s=limit_s), length_s)["me"]
     assert found.expected_start_at_s == (None if at_s is None else NOW_S + at_s)
     assert (found.position, found.basis) == (1, basis)
 
 
 def test_the_second_one_has_position_two_and_comes_after_the_first() -> None:
     lab = away(("second", 5), ("first", 9))
-    lab = changed(lab, "holds", ends_at_s=NOW_S + 50, ends_cause=EndCause.TIME_LIMIT)
+    lab = lab.having("holds", ends_at_s=NOW_S + 50, ends_cause=EndCause.TIME_LIMIT)
     found = told(lab)
     assert (found["first"].position, found["first"].expected_start_at_s) == (1, NOW_S + 50)
     assert (found["second"].position, found["second"].expected_start_at_s) == (2, None)

@@ -10,7 +10,7 @@ from simulator import world
 from simulator.world import request
 
 from fgpu_scheduler.core.model import Device, Placement, Request, Share, ShareMode
-from fgpu_scheduler.core.placement import claimed_if_fits, could_ever_fit, free, placements, released
+from fgpu_scheduler.core.placement import claimed_if_fits, could_ever_fit, free
 from fgpu_scheduler.core.shares import shape, shares_of
 
 T4 = Device("GPU-0", "n1", 0, "T4", 16160, 2000)
@@ -48,20 +48,23 @@ def test_full_memory_or_full_compute_takes_the_whole_device(memory_mib: int, per
     assert on_one(asks(memory_mib, percent)) == Share("GPU-0", 2000, 16160, 100, BOTH)
 
 
-@pytest.mark.parametrize("memory_mib", [0, -128, 100, 5121, 16159, 16161, 16256, 32768])
-def test_memory_is_a_multiple_of_128_or_all_that_a_device_has(memory_mib: int) -> None:
-    assert on_one(asks(memory_mib)) is None
-    assert on_one(asks(memory_mib, 100)) is None
-
-
-@pytest.mark.parametrize("percent", [0, -5, 1, 33, 101, 105])
-def test_compute_is_a_multiple_of_5_up_to_100(percent: int) -> None:
-    assert on_one(asks(5120, percent)) is None
-
-
-def test_compute_alone_and_fgpu_beside_memory_are_impossible() -> None:
-    assert on_one(asks(None, 50)) is None
-    assert on_one(asks(5120, 50, fgpu="1")) is None
+@pytest.mark.parametrize(
+    "asked",
+    [
+        # GPU memory is a multiple of 128 or all that a device has.
+        *(
+            asks(mib, part)
+            for mib in (0, -128, 100, 5121, 16159, 16161, 16256, 32768)
+            for part in (None, 100)
+        ),
+        # Compute is a multiple of 5 up to 100, and comes with GPU memory.
+        *(asks(5120, percent) for percent in (0, -5, 1, 33, 101, 105)),
+        asks(None, 50),
+        asks(5120, 50, fgpu="1"),
+    ],
+)
+def test_impossible_amounts_have_no_share(asked: Request) -> None:
+    assert on_one(asked) is None
 
 
 def test_the_shares_of_one_device_are_of_one_mode() -> None:
@@ -76,42 +79,52 @@ def test_the_shares_of_one_device_are_of_one_mode() -> None:
     assert goes_to(other, asks(1024, 10)) == goes_to(other, request("b", "0.1")) == ["GPU-n1-0"]
 
 
-def test_empty_device_takes_either_mode() -> None:
-    lab = world(devices=1, memory_mib=8192).holding(asks(1024)).holding(replace(asks(1024), user="b"))
-    (left,) = free(lab)
-    for session in lab.sessions:
-        assert left.devices[0].mode is MEMORY
-        assert session.placement is not None
-        left = released(left, session.request, session.placement)
-    assert left.devices[0].mode is None
-    assert (left,) == free(world(devices=1, memory_mib=8192))
+SHARED = world(devices=2, memory_mib=8192).node("n2").running("a", "0.1", on="GPU-n1-1")
+"""Of the first node one GPU is empty, and the other has a share of memory and compute."""
+EMPTY, TAKEN = SHARED.nodes[0].devices
+ELSEWHERE = SHARED.nodes[1].devices[0]
+EXPLICIT = Share(EMPTY.uuid, 250, 2048, 20, BOTH)
 
 
-def test_the_fit_check_itself_keeps_to_one_mode() -> None:
+@pytest.mark.parametrize(
+    ("asked", "shares", "fits"),
+    [
+        (request("b", "0.5"), [Share.of(EMPTY, 500)], True),
+        (request("b", "0.5"), [Share.of(EMPTY, 400)], False),
+        (request("b", "0.5"), [Share.of(EMPTY, 600)], False),
+        (request("b", "0.5"), [], False),
+        (request("b", "1"), [Share.of(EMPTY, 500), Share.of(EMPTY, 500)], False),
+        (request("b", "2"), [Share.of(EMPTY, 1000), Share.of(TAKEN, 1000)], False),
+        (request("b", "0.5"), [Share.of(ELSEWHERE, 500)], False),
+        # A hundredth of 8 GiB rounds down to no memory: there would be no limit to set.
+        (request("b", "0.01"), [Share.of(EMPTY, 10)], False),
+        (request("b", "0.016"), [Share.of(EMPTY, 16)], True),
+        (request("b", "0.5", gpu_models=("Test GPU",)), [Share.of(EMPTY, 500)], True),
+        (request("b", "0.5", gpu_models=("A100",)), [Share.of(EMPTY, 500)], False),
+        (asks(2048, 20), [EXPLICIT], True),
+        (asks(2048, 20), [replace(EXPLICIT, memory_mib=1024)], False),
+        (asks(2048, 20), [replace(EXPLICIT, memory_mib=4096)], False),
+        (asks(2048, 20), [replace(EXPLICIT, compute_percent=10)], False),
+        (asks(2048, 20), [replace(EXPLICIT, fgpu_milli=1)], False),
+        (asks(2048, 20), [replace(EXPLICIT, mode=MEMORY)], False),
+        (asks(2048, 20), [replace(EXPLICIT, device_uuid=TAKEN.uuid)], True),
+        # All shares of one device have one mode.
+        (asks(2048), [Share(EMPTY.uuid, 250, 2048, 0, MEMORY)], True),
+        (asks(2048), [Share(TAKEN.uuid, 250, 2048, 0, MEMORY)], False),
+    ],
+)
+def test_the_fit_check_accepts_exactly_what_was_asked(
+    asked: Request, shares: list[Share], fits: bool
+) -> None:
     """Whatever a planner proposes: the store asks only this."""
-    (left,) = free(world(devices=1, memory_mib=8192).running("a", "0.1"))
-    device = left.devices[0].device
-    for asked, fits in ((asks(1024), False), (asks(1024, 10), True)):
-        share = on_one(asked, device)
-        assert share is not None
-        assert (claimed_if_fits(left, asked, Placement("n1", (share,))) is not None) is fits
+    where = Placement("n1", tuple(shares))
+    assert (claimed_if_fits(free(SHARED)[0], asked, where) is not None) is fits
 
 
-def test_the_fit_check_refuses_a_share_that_is_not_what_was_asked() -> None:
-    lab = world(devices=1, memory_mib=8192)
-    (left,) = free(lab)
-    asked = asks(2048, 20)
-    share = on_one(asked, left.devices[0].device)
-    assert share is not None
-    assert claimed_if_fits(left, asked, Placement("n1", (share,))) is not None
-    for wrong in (
-        replace(share, memory_mib=1024),
-        replace(share, memory_mib=4096),
-        replace(share, compute_percent=10),
-        replace(share, fgpu_milli=1),
-        replace(share, mode=MEMORY),
-    ):
-        assert claimed_if_fits(left, asked, Placement("n1", (wrong,))) is None
+def test_a_thin_slice_goes_to_the_larger_gpu() -> None:
+    lab = world(devices=0).node("n1", memory_mib=8192).node("n2", memory_mib=81559)
+    assert goes_to(lab, request("b", "0.01")) == ["GPU-n2-0"]
+    assert goes_to(lab.lost("n2"), request("b", "0.01")) is None
 
 
 def test_request_needs_every_part_of_its_share() -> None:
@@ -144,14 +157,6 @@ def test_lowered_number_of_shares_keeps_sessions_and_admits_none() -> None:
     assert goes_to(lab, request("c", "0.1")) is None
 
 
-def test_twenty_sessions_of_memory_only_share_one_device() -> None:
-    lab = world(devices=1, memory_mib=16160)
-    for n in range(20):
-        lab = lab.holding(replace(asks(128), user=f"u{n}"))
-    assert goes_to(lab, asks(128)) is None
-    assert lab.device("GPU-n1-0").compute_percent == 100
-
-
 @pytest.mark.parametrize("asked", [asks(1024), asks(1024, 10), request("r", "0.5"), request("r", "2")])
 def test_only_the_model_that_was_asked_for(asked: Request) -> None:
     lab = world(devices=0).node("n1", devices=2, model="T4").node("n2", devices=2, model="T4 16G")
@@ -160,24 +165,6 @@ def test_only_the_model_that_was_asked_for(asked: Request) -> None:
     assert found[0] == "GPU-n2-0"
     assert goes_to(lab, replace(asked, gpu_models=("t4",))) is None
     assert not could_ever_fit(replace(asked, gpu_models=("t4",)), lab.nodes)
-
-
-def test_the_fit_check_itself_keeps_to_the_model() -> None:
-    (left,) = free(world(devices=1))
-    asked = request("new", "0.5")
-    ((where, _),) = placements(left, asked)
-    assert claimed_if_fits(left, replace(asked, gpu_models=("Test GPU",)), where) is not None
-    assert claimed_if_fits(left, replace(asked, gpu_models=("A100",)), where) is None
-
-
-def test_whole_devices_of_a_model_come_from_a_node_of_several_models() -> None:
-    lab = world(devices=0).node("n1", devices=4)
-    models = ("A", "B", "A", "B")
-    mixed = tuple(replace(d, model=m) for d, m in zip(lab.nodes[0].devices, models, strict=True))
-    lab = replace(lab, nodes=(replace(lab.nodes[0], devices=mixed),))
-    assert goes_to(lab, replace(request("r", "2"), gpu_models=("B",))) == ["GPU-n1-1", "GPU-n1-3"]
-    assert goes_to(lab, replace(request("r", "3"), gpu_models=("B",))) is None
-    assert goes_to(lab, request("r", "2")) == ["GPU-n1-0", "GPU-n1-1"]
 
 
 def test_a_session_without_gpu_takes_only_cpu_and_memory() -> None:

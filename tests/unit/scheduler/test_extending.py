@@ -18,17 +18,10 @@ EASY = Policy(GroupPolicy())
 TWICE = Extension(by_s=HOUR_S, times=2, longest_s=4 * HOUR_S)
 
 
-def limited(lab: World, user: str, limit_s: int | None) -> World:
-    """Give the session of a user a time limit."""
-    old = lab.of(user)
-    new = replace(old, request=replace(old.request, time_limit_s=limit_s))
-    return replace(lab, sessions=tuple(new if s.id == old.id else s for s in lab.sessions))
-
-
 def half_full() -> World:
     """Two GPUs: x has one for an hour, y one for two; a wants both."""
-    lab = limited(world(devices=2).running("x", "1"), "x", HOUR_S)
-    return limited(lab.running("y", "1"), "y", 2 * HOUR_S)
+    lab = world(devices=2).running("x", "1").running("y", "1")
+    return lab.having("x", time_limit_s=HOUR_S).having("y", time_limit_s=2 * HOUR_S)
 
 
 def mine(**changes: object) -> Session:
@@ -65,7 +58,7 @@ def test_nobody_is_made_to_wait_beyond_what_was_promised() -> None:
 
 
 def test_who_starts_beside_a_kept_place_may_not_outlast_its_start() -> None:
-    lab = limited(half_full(), "y", 3 * HOUR_S).pending("a", "1")
+    lab = half_full().having("y", time_limit_s=3 * HOUR_S).pending("a", "1")
     # a gets the GPU of x, which is free first.
     assert delays_promised_start(lab, lab.of("x"), 60, EASY)
     assert not delays_promised_start(lab, lab.of("y"), 60, EASY)
@@ -73,20 +66,17 @@ def test_who_starts_beside_a_kept_place_may_not_outlast_its_start() -> None:
 
 @pytest.mark.parametrize(
     "lab",
-    [half_full(), limited(limited(half_full(), "x", None), "y", None).pending("a", "2")],
-    ids=["nobody waits", "no end is known"],
-)
-def test_to_whom_nothing_is_promised_nothing_is_delayed(lab: World) -> None:
-    assert not delays_promised_start(lab, lab.of("y"), HOUR_S, EASY)
-
-
-def test_who_waits_in_another_resource_group_is_not_looked_at() -> None:
-    lab = (
+    [
+        half_full(),
+        world(devices=2).running("x", "1").running("y", "1").pending("a", "2"),
         half_full()
         .node("n2", group="other")
         .pending("a", "1", group="other")
-        .pending("b", "1", group="other")
-    )
+        .pending("b", "1", group="other"),
+    ],
+    ids=["nobody waits", "no end is known", "only in another resource group"],
+)
+def test_to_whom_nothing_is_promised_nothing_is_delayed(lab: World) -> None:
     assert not delays_promised_start(lab, lab.of("y"), HOUR_S, EASY)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 from simulator import NOW_S, World, lasting, world
 from simulator.world import request
+from test_returning import parked
 
 from fgpu_scheduler.core.admission import Caps, amounts_that_fit
 from fgpu_scheduler.core.expected_starts import (
@@ -15,12 +17,22 @@ from fgpu_scheduler.core.expected_starts import (
     BASIS_NOW,
     BASIS_TYPICAL,
     BASIS_UNKNOWN,
-    SOON_S,
+    WORLD_STARTS,
     BlockingSessions,
 )
-from fgpu_scheduler.core.forecast import Forecast, forecast, outlook
+from fgpu_scheduler.core.forecast import Forecast, forecast, forecast_new, outlook
 from fgpu_scheduler.core.forecast_accuracy import Calibration, ForecastHistory, StartRange
-from fgpu_scheduler.core.model import EndCause, Request, SessionState, WaitReason
+from fgpu_scheduler.core.free_capacity import PlanCache
+from fgpu_scheduler.core.model import (
+    MAX_SHARES,
+    EndCause,
+    Quota,
+    QuotaScope,
+    Request,
+    Session,
+    SessionState,
+    WaitReason,
+)
 from fgpu_scheduler.core.placement import free
 from fgpu_scheduler.core.planner import Policy
 from fgpu_scheduler.core.policies import GroupPolicy
@@ -69,13 +81,6 @@ def others(lab: World, asked: Request, *, caps: Caps = CAPS, cores_per_gpu: int 
     ]
 
 
-def test_next_session_starts_at_the_first_expected_end() -> None:
-    lab = world(devices=2).running("a", "1", started_ago_s=600).running("b", "1", started_ago_s=1200)
-    lab = lab.pending("c", "1").pending("d", "1").pending("e", "1")
-    assert starts(lab) == {"c": HOUR - 1200, "d": HOUR - 600, "e": 2 * HOUR - 1200}
-    assert {user: f.position for user, f in told(lab).items()} == {"c": 1, "d": 2, "e": 3}
-
-
 def test_a_whole_forecast_in_words() -> None:
     lab = world().running("a", "1", started_ago_s=600).pending("b", "0.5")
     assert forecast(lab, Policy(), lasting(HOUR)) == (
@@ -107,45 +112,18 @@ def test_position_zero_starts_now_and_the_rest_count_from_one() -> None:
     assert found["a"].expected_start_at_s == NOW_S
 
 
-def test_positions_count_in_each_resource_group() -> None:
-    lab = (
-        world(devices=0)
-        .node("n1")
-        .node("n2", group="class")
-        .running("x", "1")
-        .running("y", "1", group="class")
-    )
-    lab = lab.pending("a", "1").pending("b", "1", group="class").pending("c", "1")
-    assert {user: f.position for user, f in told(lab).items()} == {"a": 1, "b": 1, "c": 2}
-
-
-def test_too_few_ended_sessions_make_the_start_unknown() -> None:
-    lab = world().running("a", "1").pending("b", "1")
-    assert starts(lab, None) == {"b": None}
-    assert told(lab, None)["b"].basis == BASIS_UNKNOWN
-
-
-def test_request_that_no_ready_node_could_hold_has_no_expected_start() -> None:
-    lab = world(devices=2).node("n2", devices=1).pending("a", "2").cordoned("n1")
-    assert starts(lab) == {"a": None}
-    assert told(lab)["a"].basis == BASIS_NO_NODE
-
-
-def test_reason_is_that_no_node_takes_sessions() -> None:
-    lab = world().running("a", "1").pending("b", "1").cordoned("n1")
-    assert told(lab, None)["b"].basis == BASIS_NO_NODE
-
-
-def test_a_session_that_has_outlived_the_typical_length_ends_soon() -> None:
-    lab = world().running("a", "1", started_ago_s=9 * HOUR).pending("b", "1")
-    assert starts(lab) == {"b": SOON_S}
-
-
-def test_terminating_session_ends_next_and_launching_one_has_its_whole_length() -> None:
-    ending = world().running("a", "1", state=SessionState.TERMINATING).pending("b", "1")
-    launching = world().running("a", "1", state=SessionState.PULLING).pending("b", "1")
-    assert starts(ending) == {"b": 1}
-    assert starts(launching) == {"b": HOUR}
+@pytest.mark.parametrize(
+    ("lab", "typical_length_s", "basis"),
+    [
+        (world().running("a", "1").pending("b", "1"), None, BASIS_UNKNOWN),
+        (world(devices=2).node("n2", devices=1).pending("b", "2").cordoned("n1"), HOUR, BASIS_NO_NODE),
+        (world().running("a", "1").pending("b", "1").cordoned("n1"), None, BASIS_NO_NODE),
+    ],
+    ids=["too few sessions have ended", "no ready node could hold it", "no node takes sessions"],
+)
+def test_a_start_is_unknown_for_a_reason(lab: World, typical_length_s: int | None, basis: str) -> None:
+    found = told(lab, typical_length_s)["b"]
+    assert (found.position, found.expected_start_at_s, found.basis) == (1, None, basis)
 
 
 def test_held_session_is_forecast_as_if_it_was_resumed() -> None:
@@ -156,30 +134,19 @@ def test_held_session_is_forecast_as_if_it_was_resumed() -> None:
     assert held.text == "the Hub has restarted, and resumes this request soon"
 
 
-def test_fitting_session_overtakes_in_the_forecast_as_in_the_plan() -> None:
-    lab = world(devices=2).running("a", "1", started_ago_s=600).running("b", "0.5", started_ago_s=60)
-    lab = lab.pending("c", "2").pending("d", "0.5")
-    # d starts now and is expected to last: c waits for a, b and d.
-    assert starts(lab) == {"c": HOUR, "d": 0}
-
-
 @pytest.mark.parametrize(
     ("lab", "asked", "words"),
     [
-        (world().running("a", "1"), request(fgpu="0.5"), "all GPUs are busy"),
-        (
-            world().running("a", "0.8"),
-            request(fgpu="0.5"),
-            "0.5 fGPU is not free, only 0.2 is",
-        ),
+        (world().running("a", "1"), "0.5", "all GPUs are busy"),
+        (world().running("a", "0.8"), "0.5", "0.5 fGPU is not free, only 0.2 is"),
         (
             world(devices=2).running("a", "0.7", on="GPU-n1-0").running("b", "0.6", on="GPU-n1-1"),
-            request(fgpu="0.5"),
+            "0.5",
             "no GPU has 0.5 fGPU free: 0.7 fGPU is free in all, but at most 0.4 on one GPU",
         ),
         (
             world(devices=3).running("a", "0.1", on="GPU-n1-0").running("b", "0.1", on="GPU-n1-1"),
-            request(fgpu="2"),
+            "2",
             "2 fGPU needs 2 free GPUs on one machine: at most 1 is free on one",
         ),
         (
@@ -189,7 +156,7 @@ def test_fitting_session_overtakes_in_the_forecast_as_in_the_plan() -> None:
             .node("n2", devices=2)
             .running("a", "0.1", on="GPU-n1-0")
             .running("b", "0.1", on="GPU-n2-0"),
-            request(fgpu="2"),
+            "2",
             "2 fGPU needs 2 free GPUs on one machine: at most 1 is free on one",
         ),
         (
@@ -209,55 +176,52 @@ def test_fitting_session_overtakes_in_the_forecast_as_in_the_plan() -> None:
         ),
         (
             world(fgpu_per_gpu=1).running("a", "0.5").unit(5),
-            request(fgpu="3"),
+            "3",
             "3 fGPU is free, but earlier sessions still hold its GPU memory or compute",
         ),
         (
             world().holding(MEMORY_ONLY),
-            request(fgpu="0.5"),
+            "0.5",
             "0.5 fGPU is free, but only beside sessions with GPU memory and no limit of compute: "
             "fGPU cannot share a GPU with them",
         ),
         (
             # The free part of a GPU of the other mode cannot be used.
             world(devices=2).holding(MEMORY_ONLY, on="GPU-n1-0").running("b", "0.8", on="GPU-n1-1"),
-            request(fgpu="0.9"),
+            "0.9",
             "0.9 fGPU is not free, only 0.2 is",
         ),
         (
             world().node("n2").cordoned("n1").lost("n2"),
-            request(fgpu="0.5"),
+            "0.5",
             "no machine of resource group 'default' takes sessions now",
         ),
         (
             world().node("n2").lost("n1").lost("n2"),
-            request(fgpu="0.5"),
+            "0.5",
             "no machine of resource group 'default' answers now",
         ),
         (
             # The free part of a cordoned node cannot be used.
             world().node("n2").running("a", "1", on="GPU-n2-0").cordoned("n1"),
-            request(fgpu="0.5"),
+            "0.5",
             "all GPUs are busy",
         ),
         (
             world(devices=2).node("n2").cordoned("n1"),
-            request(fgpu="2"),
+            "2",
             "no machine that takes sessions now has 2 fGPU",
         ),
-        (world(), request(fgpu="0.5"), "waits for its turn"),
+        (world(), "0.5", "waits for its turn"),
+        (
+            reduce(lambda lab, n: lab.running(f"u{n}", "0.04"), range(MAX_SHARES), world()),
+            "0.2",
+            "0.2 fGPU is free, but 20 sessions share that GPU already",
+        ),
     ],
 )
-def test_a_shortage_says_what_is_short(lab: World, asked: object, words: str) -> None:
-    assert shortage(asked, free(lab)) == words  # type: ignore[arg-type]
-
-
-def test_shortage_names_the_limit_of_sessions_on_one_gpu() -> None:
-    lab = world()
-    for n in range(20):
-        lab = lab.running(f"u{n}", "0.04")
-    words = "0.2 fGPU is free, but 20 sessions share that GPU already"
-    assert shortage(request(fgpu="0.2"), free(lab)) == words
+def test_a_shortage_says_what_is_short(lab: World, asked: str | Request, words: str) -> None:
+    assert shortage(request(fgpu=asked) if isinstance(asked, str) else asked, free(lab)) == words
 
 
 def test_forecast_of_several_sessions_is_that_of_the_last() -> None:
@@ -292,27 +256,6 @@ def test_soonest_amount_counts_the_last_of_several_sessions() -> None:
 def test_amount_that_would_not_start_sooner_is_left_out() -> None:
     found = asks(world().running("a", "1", started_ago_s=600), "0.5")
     assert (found.soonest_milli, found.soonest_at_s) == (None, None)
-
-
-def test_new_request_is_forecast_behind_the_queue() -> None:
-    lab = world().running("a", "1", started_ago_s=600).pending("b", "1").pending("c", "1")
-    found = asks(lab, "1", 2)
-    assert (found.startable_now, found.position) == (0, 4)
-    assert found.expected_start_at_s == NOW_S + 4 * HOUR - 600
-    assert found.text == "all GPUs are busy"
-    assert found.largest_now_milli is None
-
-
-def test_sessions_that_start_in_this_pass_are_not_ahead() -> None:
-    lab = world(devices=2).running("x", "1").pending("a", "1").pending("b", "1")
-    assert asks(lab, "1").position == 2
-
-
-def test_the_largest_amount_that_starts_now_is_beside_the_same_cpu_and_memory() -> None:
-    lab = world(devices=0).node("n1", cpu=2).node("n2", cpu=8).running("a", "0.7", on="GPU-n2-0")
-    assert asks(lab, "1", cpu=1).largest_now_milli == 1000
-    assert asks(lab, "1", cpu=4).largest_now_milli == 300
-    assert asks(lab, "1", cpu=9).largest_now_milli is None
 
 
 def test_the_largest_amount_that_starts_now_may_bring_its_own_cpu_and_memory() -> None:
@@ -362,18 +305,6 @@ def test_amounts_that_waiting_sessions_get_are_not_offered() -> None:
     assert asks(lab.pending("b", "0.5", cpu=1), "0.5", cpu=2).beside_now is None
 
 
-def test_largest_amount_is_within_the_cap_and_behind_sessions_that_start_now() -> None:
-    lab = world(devices=2)
-    assert asks(lab, "0.5", caps=Caps(100, max_fgpu_milli=700)).largest_now_milli == 700
-    assert asks(lab, "0.5").largest_now_milli == 2000
-    assert asks(lab.pending("a", "0.6").pending("b", "0.7"), "0.5").largest_now_milli == 400
-
-
-def test_waiting_request_without_history_has_a_position_and_no_start() -> None:
-    found = asks(world().running("a", "1"), "1", typical=None)
-    assert (found.position, found.expected_start_at_s, found.basis) == (1, None, BASIS_UNKNOWN)
-
-
 def runs(*lengths_s: int, user: str = "other") -> RunLengths:
     """Return the lengths of past runs: by default of another user, with the common image."""
     image = world().running("a", "1").of("a").request.image
@@ -419,8 +350,7 @@ def test_start_that_may_come_later_does_not_rest_on_time_limits() -> None:
     lab = world(devices=5)
     for user in "abcde":
         lab = lab.running(user, "1")
-    sure = replace(lab.of("a"), ends_at_s=NOW_S + HOUR, ends_cause=EndCause.TIME_LIMIT)
-    lab = replace(lab, sessions=tuple(sure if s.id == sure.id else s for s in lab.sessions)).pending("z", "1")
+    lab = lab.having("a", ends_at_s=NOW_S + HOUR, ends_cause=EndCause.TIME_LIMIT).pending("z", "1")
     (found,) = forecast(lab, Policy(), ForecastHistory(runs(*range(600, 12600, 600))))
     assert found.late_at_s == NOW_S + HOUR
     assert found.expected_start_at_s is not None
@@ -451,9 +381,40 @@ def test_first_of_several_uncertain_ends_is_expected_sooner_than_a_single_one() 
     assert first.expected_start_at_s < alone.expected_start_at_s
 
 
+@pytest.mark.parametrize("other", ["of another resource group", "parked"])
+def test_far_starts_wait_for_no_session_that_frees_nothing_for_them(other: str) -> None:
+    """With quotas the sessions of all groups are known; a parked session holds no shares."""
+    lab = world(devices=WORLD_STARTS, cpu=WORLD_STARTS + 1)
+    if other == "parked":
+        lab = parked(lab.running("p", "1", started_ago_s=900), "p")
+    else:
+        lab = lab.node("n2", group="class").running("other", "1", group="class")
+        lab = replace(lab, quotas=(Quota(QuotaScope.USER, "*", max_sessions=1),))
+    for n in range(WORLD_STARTS):
+        lab = lab.running(f"u{n}", "1", started_ago_s=HOUR // 2)
+    for n in range(WORLD_STARTS + 1):
+        lab = lab.pending(f"w{n}", "1")
+    assert starts(lab)[f"w{WORLD_STARTS}"] == HOUR // 2 + HOUR
+
+
 def test_position_from_an_earlier_outlook_counts_its_own_queue_only() -> None:
     lab = world(group="lab").node("n2", group="class").running("a", "1", group="lab")
     lab = lab.pending("b", "2", group="class").pending("c", "1", group="lab")
     known = outlook(lab, Policy(), lambda _: lasting(HOUR))
     asked = request("d", "1", group="lab")
     assert forecast_request(asked, 1, lab, Policy(), lasting(HOUR), ahead=known).position == 2
+
+
+@pytest.mark.parametrize(
+    ("most", "answers"),
+    [(3000, True), (2000, False)],
+    ids=["all of the user's sessions fit in the quota", "the user's waiting session may use the quota up"],
+)
+def test_an_earlier_outlook_answers_unless_a_quota_may_stop_the_session(most: int, answers: bool) -> None:
+    lab = world(devices=2).running("d", "1").running("a", "1").pending("d", "1")
+    lab = replace(lab, quotas=(Quota(QuotaScope.USER, "*", max_fgpu_milli=most),))
+    known = outlook(lab, Policy(), lambda _: lasting(HOUR))
+    new = Session(len(lab.sessions) + 1, request("d", "1"), SessionState.PENDING, lab.now_s)
+    submitted = lab.changed([(None, new)])
+    found = forecast_new(submitted, new.id, Policy(), lasting(HOUR), known, PlanCache())
+    assert (found is not None) is answers

@@ -64,9 +64,9 @@ def test_no_session_counts_as_having_waited_less_than_one_behind() -> None:
 def test_requeued_session_has_waited_since_then() -> None:
     lab = world(devices=2).pending("a", "2").pending("b", "2").pending("c", "2")
     day_s = 24 * 3600
-    lab = with_(lab, "b", submitted_at_s=lab.now_s - 8 * day_s, queued_at_s=lab.now_s - 60)
-    lab = with_(
-        with_(lab, "a", submitted_at_s=lab.now_s - 9 * day_s), "c", submitted_at_s=lab.now_s - 2 * day_s
+    lab = lab.having("b", submitted_at_s=lab.now_s - 8 * day_s, queued_at_s=lab.now_s - 60)
+    lab = lab.having("a", submitted_at_s=lab.now_s - 9 * day_s).having(
+        "c", submitted_at_s=lab.now_s - 2 * day_s
     )
     assert waited_s(by_place(lab.sessions), lab.now_s) == [9 * day_s, 60, 2 * day_s]
     # It keeps its place, and is aged only once it has waited.
@@ -83,15 +83,10 @@ def ordered(lab: World, order: Order = fifo, *, longest_wait_s: int | None = Non
     return [own.waiting[n].request.user for n in in_order(own, order(own), aged)]
 
 
-def with_(lab: World, user: str, **values: object) -> World:
-    changed = replace(lab.of(user), **values)  # type: ignore[arg-type]
-    return replace(lab, sessions=tuple(changed if s.id == changed.id else s for s in lab.sessions))
-
-
 def test_a_request_for_several_gpus_ages_and_the_largest_comes_first() -> None:
     lab = world(devices=4).pending("two", "2").pending("one", "1").pending("four", "4")
     for user, ago_s in (("two", 50), ("one", 1000), ("four", 25)):
-        lab = with_(lab, user, submitted_at_s=lab.now_s - ago_s)
+        lab = lab.having(user, submitted_at_s=lab.now_s - ago_s)
     assert ordered(lab, lifo) == ["four", "one", "two"]
     assert ordered(lab, longest_wait_s=104) == ["two", "one", "four"]
     assert ordered(lab, longest_wait_s=102) == ["four", "two", "one"]
@@ -101,6 +96,6 @@ def test_a_request_for_several_gpus_ages_and_the_largest_comes_first() -> None:
 def test_priority_comes_before_age() -> None:
     lab = world(devices=2).pending("a", "2").pending("b", "2").pending("c", "2").pending("d", "2")
     for user, priority in (("b", 5), ("c", 9), ("d", -1)):
-        lab = with_(lab, user, request=replace(lab.of(user).request, priority=priority))
-    lab = with_(lab, "d", submitted_at_s=lab.now_s - 100)
+        lab = lab.having(user, priority=priority)
+    lab = lab.having("d", submitted_at_s=lab.now_s - 100)
     assert ordered(lab, longest_wait_s=200) == ["c", "b", "a", "d"]

@@ -9,10 +9,11 @@ import pytest
 from simulator import World, world
 from simulator.world import request
 
-from fgpu_scheduler.core import orders, usage
-from fgpu_scheduler.core.model import Session, SessionState, Usage
-from fgpu_scheduler.core.orders import Order, in_order, queue_snapshots
-from fgpu_scheduler.core.policies import LONGEST_WAIT_S, ORDERS, Policy, group_policy
+from fgpu_scheduler.core import orders
+from fgpu_scheduler.core.model import Usage
+from fgpu_scheduler.core.orders import ORDERS, Order, in_order, queue_snapshots
+from fgpu_scheduler.core.planner import plan
+from fgpu_scheduler.core.policies import LONGEST_WAIT_S, Policy, group_policy
 from fgpu_scheduler.core.run_lengths import PastRun, PastRuns
 from fgpu_scheduler.errors import BadSettings
 
@@ -32,14 +33,6 @@ def used(lab: World, **hours: float) -> World:
     for user, own in hours.items():
         amounts[user] = Usage(user, "default", round(own * HOUR_OF_ONE))
     return replace(lab, usage=tuple(amounts.values()))
-
-
-def changed(lab: World, user: str, *, waited_s: int = 0, **values: object) -> World:
-    """Change the newest request of a user."""
-    old = lab.of(user)
-    asked = replace(old.request, **values)  # type: ignore[arg-type]
-    new = replace(old, request=asked, submitted_at_s=lab.now_s - waited_s)
-    return replace(lab, sessions=tuple(new if s.id == old.id else s for s in lab.sessions))
 
 
 # fair share
@@ -69,18 +62,9 @@ def test_a_second_request_of_a_user_stands_behind_the_first_of_others_who_used_a
 
 def test_a_requests_time_limit_says_how_much_it_moves_the_users_next_one_back() -> None:
     lab = world().pending("a", "1")
-    lab = used(changed(lab, "a", time_limit_s=HOUR_S).pending("a", "1").pending("b", "1"), b=2)
+    lab = used(lab.having("a", time_limit_s=HOUR_S).pending("a", "1").pending("b", "1"), b=2)
     assert ordered(lab, orders.fair_share) == ["a", "a", "b"]
     assert ordered(used(lab, b=0.5), orders.fair_share) == ["a", "b", "a"]
-
-
-def test_usage_halves_in_each_half_life() -> None:
-    week = usage.HALF_LIFE_S
-    assert usage.decayed(800.0, age_s=0, half_life_s=week) == 800
-    assert usage.decayed(800.0, age_s=week, half_life_s=week) == 400
-    assert usage.decayed(800.0, age_s=3 * week, half_life_s=week) == 100
-    assert usage.decayed(800.0, age_s=week, half_life_s=week // 2) == 200
-    assert usage.decayed(800.0, age_s=-week, half_life_s=week) == 800
 
 
 # drf
@@ -108,7 +92,7 @@ def test_drf_counts_memory_and_the_users_own_requests_ahead() -> None:
 def test_default_order_puts_short_then_small_requests_first() -> None:
     lab = world(devices=2).pending("a", "2").pending("b", "0.5").pending("c", "0.1")
     assert ordered(lab, orders.usage_size_age) == ["c", "b", "a"]
-    lab = changed(changed(lab, "a", time_limit_s=HOUR_S), "c", time_limit_s=24 * HOUR_S)
+    lab = lab.having("a", time_limit_s=HOUR_S).having("c", time_limit_s=24 * HOUR_S)
     assert ordered(lab, orders.usage_size_age) == ["a", "b", "c"]
 
 
@@ -121,14 +105,17 @@ def test_default_order_puts_less_usage_first() -> None:
 def test_default_order_puts_long_waits_before_smaller_requests() -> None:
     lab = world().pending("a", "1").pending("b", "0.1")
     assert ordered(lab, orders.usage_size_age) == ["b", "a"]
-    assert ordered(changed(lab, "a", waited_s=4 * HOUR_S), orders.usage_size_age) == ["a", "b"]
+    assert ordered(lab.having("a", submitted_at_s=lab.now_s - 4 * HOUR_S), orders.usage_size_age) == [
+        "a",
+        "b",
+    ]
 
 
 def test_default_order_counts_held_shares_only_without_a_limit() -> None:
     lab = world(devices=2).running("a", "1").pending("a", "0.5").pending("b", "0.5")
     assert ordered(lab, orders.usage_size_age) == ["b", "a"]
     for user in "ab":
-        lab = changed(lab, user, time_limit_s=HOUR_S)
+        lab = lab.having(user, time_limit_s=HOUR_S)
     assert ordered(lab, orders.usage_size_age) == ["a", "b"]
 
 
@@ -159,7 +146,7 @@ def test_estimated_length_moves_the_users_next_request_back() -> None:
 def test_time_limit_replaces_the_estimate() -> None:
     lab = ran(world().pending("a", "1").pending("b", "1"), a=[8] * 5, b=[1] * 5)
     for user in "ab":
-        lab = changed(lab, user, time_limit_s=HOUR_S)
+        lab = lab.having(user, time_limit_s=HOUR_S)
     assert ordered(lab, orders.usage_size_age) == ["a", "b"]
 
 
@@ -171,8 +158,9 @@ def test_estimate_is_at_least_a_quarter_of_an_hour() -> None:
 def test_waiting_session_passes_the_shortest_estimates_within_a_day() -> None:
     """A guess is at least 15 minutes, which an 8 times longer one makes up for in 7 hours of waiting."""
     lab = ran(world().pending("b", "1").pending("a", "1"), a=[0.001] * 99, b=[2] * 5)
-    assert ordered(changed(lab, "b", waited_s=6 * HOUR_S), orders.usage_size_age) == ["a", "b"]
-    assert ordered(changed(lab, "b", waited_s=8 * HOUR_S), orders.usage_size_age) == ["b", "a"]
+    for hours, order in ((6, ["a", "b"]), (8, ["b", "a"])):
+        waits = lab.having("b", submitted_at_s=lab.now_s - hours * HOUR_S)
+        assert ordered(waits, orders.usage_size_age) == order
 
 
 # all of them
@@ -183,16 +171,11 @@ def test_an_order_has_one_rank_for_each_and_does_not_depend_on_the_order_of_its_
     lab = used(world(devices=2).running("a", "1"), a=3, b=1)
     for user in "abcab":
         lab = lab.pending(user, "0.5")
-    lab = replace(lab, sessions=(*lab.sessions, explicit(lab)))
+    lab = lab.pending("d", "0").having("d", gpu_memory_mib=1024, compute_percent=10)
     backwards = replace(lab, sessions=lab.sessions[::-1], usage=lab.usage[::-1], nodes=lab.nodes[::-1])
-    order = ORDERS[name]
+    order = ORDERS[name].order
     assert len(order(queue_snapshots(lab)["default"])) == 6
     assert ordered(lab, order) == ordered(backwards, order)
-
-
-def explicit(lab: World) -> Session:
-    asked = request("d", "0", gpu_memory_mib=1024, compute_percent=10)
-    return Session(len(lab.sessions) + 1, asked, SessionState.PENDING, lab.now_s)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +193,10 @@ def test_all_memory_of_a_device_counts_as_the_device(order: Order, expected: lis
 # words of a configuration
 
 
-def test_only_fifo_is_strict_and_every_order_has_a_longest_wait() -> None:
+def test_only_fifo_is_strict_and_every_other_order_has_a_longest_wait() -> None:
     assert [name for name in ORDERS if group_policy(order=name).strict] == ["fifo"]
-    assert {group_policy(order=name).longest_wait_s for name in ORDERS} == {LONGEST_WAIT_S}
+    assert {group_policy(order=name).longest_wait_s for name in ORDERS} == {LONGEST_WAIT_S, None}
+    assert group_policy(usual_wait_s=60).longest_wait_s == 60
     own = group_policy(order="lifo", longest_wait_s=60)
     assert (own.order, own.longest_wait_s) == (orders.lifo, 60)
     assert Policy(own, {"class": group_policy()}).of("class").order is orders.usage_size_age
@@ -224,9 +208,19 @@ def test_only_fifo_is_strict_and_every_order_has_a_longest_wait() -> None:
         ({"order": "best"}, "order: 'best' is not one of default, drf, fair-share, fifo, fifo-skip, lifo"),
         ({"longest_wait_s": 0}, "longest_wait_s: 0 is not a number of seconds of at least 1"),
         ({"half_life_s": -1}, "half_life_s: -1 is not a number of seconds of at least 1"),
+        ({"order": "drf", "half_life_s": 9}, "half_life_s: order 'drf' does not use it; leave it out"),
+        (
+            {"order": "fifo", "longest_wait_s": 9},
+            "longest_wait_s: order 'fifo' does not use it; leave it out",
+        ),
     ],
 )
 def test_unknown_policy_name_is_refused_with_the_known_names(words: dict[str, object], message: str) -> None:
     with pytest.raises(BadSettings) as e:
         group_policy(**words)  # type: ignore[arg-type]
     assert str(e.value) == message
+
+
+def test_requests_are_ranked_where_all_running_sessions_have_no_gpu() -> None:
+    lab = world().running("a", "0").pending("b", "1").pending("c", "1")
+    assert len(plan(lab, Policy()).placed) == 1

@@ -9,13 +9,10 @@ import pytest
 from simulator import World, world
 from simulator.world import request
 
-from fgpu_scheduler.core.model import MAX_SHARES, Placement, SessionState, Share
+from fgpu_scheduler.core.model import MAX_SHARES
 from fgpu_scheduler.core.placement import (
-    claimed_if_fits,
     could_ever_fit,
     free,
-    placements,
-    released,
 )
 from fgpu_scheduler.core.shares import devices_needed
 
@@ -25,22 +22,11 @@ def goes_to(lab: World, fgpu: str, **asked: int | str) -> list[str] | None:
     return placing.goes_to(lab, request("new", fgpu, **asked))  # type: ignore[arg-type]
 
 
-def test_a_share_gets_memory_and_compute_in_its_proportion() -> None:
-    lab = world(fgpu_per_gpu=2, memory_mib=8192).running("a", "0.5")
-    assert lab.of("a").placement == Placement("n1", (Share("GPU-n1-0", 500, 2048, 25),))
-
-
 def test_the_fullest_device_that_still_fits_is_taken() -> None:
     lab = world(devices=3).running("a", "0.3", on="GPU-n1-1").running("b", "0.7", on="GPU-n1-2")
     assert goes_to(lab, "0.3") == ["GPU-n1-2"]
     assert goes_to(lab, "0.4") == ["GPU-n1-1"]
     assert goes_to(lab, "0.8") == ["GPU-n1-0"]
-
-
-def test_devices_that_are_equally_full_are_taken_by_lowest_uuid() -> None:
-    lab = world(devices=3).running("a", "0.5", on="GPU-n1-2").running("b", "0.5", on="GPU-n1-1")
-    assert goes_to(lab, "0.5") == ["GPU-n1-1"]
-    assert goes_to(world(devices=3), "0.5") == ["GPU-n1-0"]
 
 
 def test_the_score_is_of_the_device_and_not_of_its_size_in_fgpu() -> None:
@@ -49,35 +35,9 @@ def test_the_score_is_of_the_device_and_not_of_its_size_in_fgpu() -> None:
     assert goes_to(lab, "1") == ["GPU-n2-0"]
 
 
-def test_nodes_that_are_equally_good_are_taken_by_lowest_id() -> None:
-    lab = world(devices=0).node("n2").node("n1").node("n3")
-    assert goes_to(lab, "0.5") == ["GPU-n1-0"]
-
-
 def test_whole_devices_come_from_the_node_with_the_fewest_untouched_ones() -> None:
     lab = world(devices=0).node("n1", devices=4).node("n2", devices=2).node("n3", devices=3)
     assert goes_to(lab, "2") == ["GPU-n2-0", "GPU-n2-1"]
-
-
-def test_whole_devices_are_the_unshared_ones_with_the_lowest_uuids() -> None:
-    lab = world(devices=4).running("a", "0.1", on="GPU-n1-1")
-    assert goes_to(lab, "2") == ["GPU-n1-0", "GPU-n1-2"]
-
-
-def test_a_whole_device_has_all_of_its_memory_though_it_is_no_multiple_of_128() -> None:
-    lab = world(memory_mib=16160).running("a", "1")
-    assert lab.device("GPU-n1-0").memory_mib == 0
-
-
-@pytest.mark.parametrize("memory_mib", [8192, 16160, 24564, 81559])
-@pytest.mark.parametrize("slices", [(3, "0.3"), (10, "0.1"), (6, "0.15"), (20, "0.05")])
-def test_slices_never_sum_above_a_device(memory_mib: int, slices: tuple[int, str]) -> None:
-    count, fgpu = slices
-    lab = world(memory_mib=memory_mib)
-    for n in range(count):
-        lab = lab.running(f"u{n}", fgpu)
-    left = lab.device("GPU-n1-0")
-    assert min(left.memory_mib, left.compute_percent, left.fgpu_milli) >= 0
 
 
 def test_no_more_than_twenty_share_one_device() -> None:
@@ -96,24 +56,6 @@ def test_cpu_and_memory_of_the_node_count_too() -> None:
     assert goes_to(lab, "0.1", memory_mib=6145) is None
 
 
-def test_a_node_short_of_cpu_is_passed_over_for_another() -> None:
-    lab = world(devices=0).node("n1", cpu=1).node("n2", cpu=8)
-    assert goes_to(lab, "0.5", cpu=2) == ["GPU-n2-0"]
-
-
-def test_cordoned_and_lost_nodes_take_nothing_and_give_nothing_back() -> None:
-    lab = world(devices=0).node("n1").node("n2").node("n3").running("a", "0.5", on="GPU-n2-0")
-    assert goes_to(lab.cordoned("n1").lost("n2"), "0.2") == ["GPU-n3-0"]
-    assert goes_to(lab.cordoned("n1").lost("n2").cordoned("n3"), "0.2") is None
-    assert lab.lost("n2").device("GPU-n2-0").fgpu_milli == 500
-
-
-def test_another_resource_group_is_out_of_reach() -> None:
-    lab = world(devices=0).node("n1", group="class")
-    assert goes_to(lab, "0.5") is None
-    assert goes_to(lab, "0.5", group="class") == ["GPU-n1-0"]
-
-
 def test_after_a_change_of_unit_old_shares_keep_their_memory() -> None:
     """Half a GPU under "1 fGPU = 1 GPU" is still half a GPU when 5 fGPU are one."""
     lab = world(fgpu_per_gpu=1, memory_mib=8000).running("a", "0.5").unit(5)
@@ -130,61 +72,11 @@ def test_after_a_change_to_a_smaller_unit_nothing_is_promised_twice() -> None:
     assert goes_to(lab, "0.1") is None
 
 
-@pytest.mark.parametrize(
-    "state", [s for s in SessionState if s in ("SCHEDULED", "PREPARING", "PULLING", "TERMINATING")]
-)
-def test_a_share_is_held_in_every_holding_state(state: SessionState) -> None:
-    assert goes_to(world().running("a", "0.5", state=state), "0.6") is None
-
-
 def test_a_session_on_a_node_that_is_no_longer_known_holds_nothing_elsewhere() -> None:
     lab = world(devices=0).node("n1").node("n2").running("a", "1", on="GPU-n2-0")
     gone = replace(lab, nodes=lab.nodes[:1])
     assert [n.node.id for n in free(gone)] == ["n1"]
     assert gone.device("GPU-n1-0").untouched
-
-
-def test_ended_session_returns_exactly_its_shares() -> None:
-    lab = world(devices=2).running("a", "0.3")
-    asked, (left,) = request("b", "0.5", cpu=2), free(lab)
-    for where, leaves in placements(left, asked):
-        assert leaves != left
-        assert released(leaves, asked, where) == left
-
-
-def fits(lab: World, fgpu: str, *shares: Share) -> bool:
-    return claimed_if_fits(free(lab)[0], request("new", fgpu), Placement("n1", shares)) is not None
-
-
-def test_the_fit_check_accepts_exactly_what_was_asked() -> None:
-    lab = world(devices=2)
-    first, second = lab.nodes[0].devices
-    assert fits(lab, "0.5", Share.of(first, 500))
-    assert fits(lab, "2", Share.of(first, 1000), Share.of(second, 1000))
-    assert not fits(lab, "0.5", Share.of(first, 400))
-    assert not fits(lab, "0.5", Share.of(first, 600))
-    assert not fits(lab, "0.5")
-
-
-def test_the_fit_check_refuses_a_device_twice_and_a_device_of_elsewhere() -> None:
-    lab = world(devices=2).node("n2")
-    here, there = lab.nodes[0].devices[0], lab.nodes[1].devices[0]
-    assert not fits(lab, "1", Share.of(here, 500), Share.of(here, 500))
-    assert not fits(lab, "0.5", Share.of(there, 500))
-
-
-def test_the_fit_check_refuses_a_share_without_memory() -> None:
-    """A hundredth of 8 GiB rounds down to no memory at all: there would be no limit to set."""
-    lab = world(memory_mib=8192)
-    assert Share.of(lab.nodes[0].devices[0], 10).memory_mib == 0
-    assert not fits(lab, "0.01", Share.of(lab.nodes[0].devices[0], 10))
-    assert goes_to(lab, "0.01") is None
-    assert goes_to(lab, "0.016") == ["GPU-n1-0"]
-
-
-def test_a_thin_slice_goes_to_the_larger_gpu() -> None:
-    lab = world(devices=0).node("n1", memory_mib=8192).node("n2", memory_mib=81559)
-    assert goes_to(lab, "0.01") == ["GPU-n2-0"]
 
 
 @pytest.mark.parametrize(

@@ -9,26 +9,15 @@ import pytest
 from simulator import World, world
 from simulator.world import request
 
-from fgpu_scheduler.core import placer
 from fgpu_scheduler.core.model import Request
-from fgpu_scheduler.core.placement import NodeAmounts, Score, free, place, untouched
+from fgpu_scheduler.core.placement import NodeAmounts, Score, best_fit, free
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.request_counts import count_requests
-from fgpu_scheduler.core.scores import (
-    ClusterTotals,
-    TypicalRequest,
-    Workload,
-    best_fit,
-    fgd,
-    first_fit,
-    spread,
-    worth,
-)
 from fgpu_scheduler.core.scores.cutting_stock import residual_values
-from fgpu_scheduler.core.scores.fgd import Fragmentation
-from fgpu_scheduler.core.scores.placements import PLACEMENTS, score_for, workload_of
-from fgpu_scheduler.core.scores.worth import ScarceNodes, prices, scarce_nodes
+from fgpu_scheduler.core.scores.fragments import Fragmentation
+from fgpu_scheduler.core.scores.workload import ClusterTotals, TypicalRequest, Workload, workload_of
+from fgpu_scheduler.core.scores.worth import ScarceNodes, prices, scarce_nodes, score_for, worth
 
 
 def goes_to(lab: World, fgpu: str, score: Score, **asked: int | str) -> list[str] | None:
@@ -39,18 +28,6 @@ def goes_to(lab: World, fgpu: str, score: Score, **asked: int | str) -> list[str
 def asks(**counts: int) -> Workload:
     """Return a workload: ``asks(f470=3, f1000=1)``, each with one core and 1 GiB."""
     return Workload.counted((TypicalRequest(int(name[1:]), 1000, 1024), n) for name, n in counts.items())
-
-
-def test_first_fit_takes_the_lowest_ids() -> None:
-    lab = world(devices=2).node("n2", devices=1).running("a", "0.7", on="GPU-n1-1")
-    assert goes_to(lab, "0.3", first_fit) == ["GPU-n1-0"]
-    assert goes_to(lab, "0.3", best_fit) == ["GPU-n1-1"]
-
-
-def test_spread_takes_the_emptiest_device_then_the_emptiest_node() -> None:
-    lab = world(devices=2).node("n2", devices=2).running("a", "0.2", on="GPU-n1-0")
-    assert goes_to(lab, "0.3", spread) == ["GPU-n2-0"]
-    assert goes_to(lab.running("b", "1", on="GPU-n2-1"), "0.3", spread) == ["GPU-n1-1"]
 
 
 def test_fragmentation_is_what_the_typical_shapes_cannot_use() -> None:
@@ -76,18 +53,6 @@ def test_several_devices_are_fragments_to_a_shape_that_needs_more_of_them() -> N
     assert potential(NodeAmounts(500, 9999, (1000, 1000, 400), (1000,) * 3)) == 2400, (
         "without CPU it cannot run"
     )
-
-
-def test_fgd_keeps_whole_the_device_that_most_requests_need_whole() -> None:
-    lab = world(devices=2).running("a", "0.4", on="GPU-n1-1")
-    assert goes_to(lab, "0.2", fgd(asks(f1000=9, f200=1))) == ["GPU-n1-1"]
-
-
-def test_fgd_takes_the_node_whose_cpu_serves_no_typical_request() -> None:
-    lab = world(devices=0).node("n1", cpu=16).node("n2", cpu=2)
-    typical = Workload.counted([(TypicalRequest(500, 8000, 1024), 1)])
-    assert goes_to(lab, "0.5", fgd(typical)) == ["GPU-n2-0"]
-    assert goes_to(lab, "0.5", best_fit) == ["GPU-n1-0"]
 
 
 def test_a_part_is_worth_what_popular_fractions_can_be_cut_from_it() -> None:
@@ -247,13 +212,9 @@ def test_a_scarce_node_that_is_begun_costs_nothing_more() -> None:
         assert goes_to(lab, "1", score, cpu=15) == ["GPU-n1-1"]
 
 
-@pytest.mark.parametrize("few", [0, placer.FEW])
 @pytest.mark.parametrize(("cpu", "node"), [(8, "n1"), (9, "n5")])
-def test_request_for_cpu_alone_leaves_a_scarce_node_large_enough(
-    cpu: int, node: str, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """n1 has 40 cores left, and a request for all of its GPUs needs 32; n5 has 64. Also with all nodes in tables."""
-    monkeypatch.setattr(placer, "FEW", few)
+def test_request_for_cpu_alone_leaves_a_scarce_node_large_enough(cpu: int, node: str) -> None:
+    """n1 has 40 cores left, and a request for all of its GPUs needs 32; n5 has 64."""
     lab = world(devices=0).node("n1", devices=2, cpu=64).running("a", "0", cpu=24)
     lab = lab.node("n2", devices=2, cpu=16).node("n3", devices=2, cpu=16).node("n5", devices=2, cpu=64)
     score = worth(wholes(2), ClusterTotals.of(lab.nodes))
@@ -280,45 +241,22 @@ def test_scarce_model_is_used_before_a_request_waits() -> None:
     lab = two_models()
     placer = Placer(free(lab), score=worth(named("Rare", 2), ClusterTotals.of(lab.nodes)))
     went = [placer.place(request("u", "1")) for _ in range(9)]
-    assert [where and where.node_id for where in went] == [
-        "n2",
-        "n2",
-        "n3",
-        "n3",
-        "n4",
-        "n4",
-        "n1",
-        "n1",
-        None,
-    ]
+    assert [where and where.node_id for where in went[:8]] == ["n2", "n2", "n3", "n3", "n4", "n4", "n1", "n1"]
+    assert went[8] is None
 
 
-def test_every_placement_policy_makes_its_score_from_past_requests() -> None:
-    lab = replace(two_models(), request_counts=count_requests([request("u", "1")] * 60))
-    chosen = {name: score_for(one, lab, "default") for name, one in PLACEMENTS.items()}
-    assert (chosen["first-fit"], chosen["best-fit"], chosen["spread"]) == (first_fit, best_fit, spread)
-    assert type(chosen["fgd"]) is type(fgd(Workload()))
-    assert type(chosen["default"]) is type(worth(asks(f1000=1), ClusterTotals.of(lab.nodes)))
-    # Made once for all passes.
-    assert score_for(PLACEMENTS["default"], lab, "default") is chosen["default"]
+def test_score_is_best_fit_on_one_node_and_with_few_requests() -> None:
+    def made(lab: World, asked: list[Request]) -> Score:
+        lab = replace(lab, request_counts=count_requests(asked))
+        return score_for(lab, "default", ClusterTotals.of(lab.nodes))
 
-
-def test_default_placement_is_best_fit_on_one_node_and_with_few_requests() -> None:
     asked = [request("u", "1")] * 60
-    one_node = replace(world(devices=8), request_counts=count_requests(asked))
-    assert score_for(PLACEMENTS["default"], one_node, "default") is best_fit
-    new = replace(two_models(), request_counts=count_requests(asked[:49]))
-    assert score_for(PLACEMENTS["default"], new, "default") is best_fit
-    elsewhere = [replace(one, resource_group="other") for one in asked]
-    assert (
-        score_for(PLACEMENTS["default"], replace(new, request_counts=count_requests(elsewhere)), "default")
-        is best_fit
-    )
-    without_gpu = [replace(one, fgpu_milli=0) for one in asked]
-    assert (
-        score_for(PLACEMENTS["default"], replace(new, request_counts=count_requests(without_gpu)), "default")
-        is best_fit
-    )
+    assert made(two_models(), asked) is not best_fit
+    assert made(two_models(), asked) is made(two_models(), asked), "made once for all passes"
+    assert made(world(devices=8), asked) is best_fit
+    assert made(two_models(), asked[:49]) is best_fit
+    assert made(two_models(), [replace(one, resource_group="other") for one in asked]) is best_fit
+    assert made(two_models(), [replace(one, fgpu_milli=0) for one in asked]) is best_fit
 
 
 def test_explicit_amounts_count_as_their_worth_in_fgpu() -> None:
@@ -336,64 +274,3 @@ def test_plan_uses_the_counts_of_past_requests() -> None:
     for seen, device in ((lab, "GPU-n1-0"), (replace(lab, request_counts=count_requests(asked)), "GPU-n1-1")):
         (placed,) = plan(seen, Policy()).placed
         assert [share.device_uuid for share in placed.placement.shares] == [device]
-
-
-def all_scores(lab: World) -> dict[str, Score]:
-    workload = asks(f1000=5, f500=3, f300=2, f2000=1)
-    return {
-        "first_fit": first_fit,
-        "best_fit": best_fit,
-        "spread": spread,
-        "fgd": fgd(workload),
-        "worth": worth(workload, ClusterTotals.of(lab.nodes)),
-    }
-
-
-AMOUNTS = ("0.5", "1", "0.3", "2", "0.1", "0.7", "1", "0.9", "0.2", "0.4", "0.6", "1", "0.3", "0.5")
-
-
-@pytest.mark.parametrize("name", ["first_fit", "best_fit", "spread", "fgd", "worth"])
-def test_placer_agrees_with_place_in_equal_worlds(name: str) -> None:
-    lab = world(devices=0).node("n2", devices=3, cpu=6).node("n1", devices=2).node("n3", devices=2, cpu=4)
-    left = tuple(untouched(node) for node in lab.nodes)
-    placers = [Placer(left, score=all_scores(lab)[name]) for _ in range(2)]
-    score = all_scores(lab)[name]
-    for amount in AMOUNTS:
-        asked = request("u", amount)
-        found = place(asked, left, score=score)
-        expected = None
-        if found is not None:
-            expected, left = found
-        assert [placer.place(asked) for placer in placers] == [expected, expected]
-        assert placers[0].left == left
-
-
-def test_placer_uses_released_capacity() -> None:
-    lab = world(devices=0).node("n1").node("n2")
-    empty = tuple(untouched(node) for node in lab.nodes)
-    placer = Placer(empty, score=best_fit)
-    whole = request("u", "1")
-    assert [placer.place(whole) is not None for _ in range(3)] == [True, True, False]
-    assert not placer.fits(whole)
-    placer.update(empty[1])
-    assert placer.fits(whole)
-    where = placer.place(whole)
-    assert where is not None
-    assert where.node_id == "n2"
-
-
-def test_placer_places_a_request_without_gpu() -> None:
-    lab = world(devices=0).node("n1", cpu=1)
-    placer = Placer(tuple(untouched(node) for node in lab.nodes), score=best_fit)
-    asked = Request("u", "", "image", "default", 0, 1000, 1024)
-    where = placer.place(asked)
-    assert where is not None
-    assert where.shares == ()
-    assert placer.place(asked) is None
-    assert goes_to(lab, "0", best_fit) == []
-
-
-def test_placer_with_full_caches_makes_the_same_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_CHANGES", 3)
-    monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_SHAPES", 2)
-    test_placer_agrees_with_place_in_equal_worlds("worth")

@@ -6,11 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from simulator import World, world
-from simulator.world import NOW_S, request
-from store_worlds import opened
+from simulator.world import NOW_S
 
 from fgpu_scheduler.core.lifecycle import UP
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
@@ -26,7 +23,6 @@ from fgpu_scheduler.core.reclaim import (
     end_message,
     reclaims,
 )
-from fgpu_scheduler.store.store import Store
 
 IDLE, LIMIT = EndCause.IDLE, EndCause.TIME_LIMIT
 LIFE = Rules(grace_s=600, max_lifetime_s=7200)
@@ -180,62 +176,6 @@ def test_a_warning_stands_from_when_it_was_first_seen_until_it_changes() -> None
     assert warnings.warned_for_s([replace(one, ends_cause=None)], 1200.0) == {}
     assert warnings.warned_for_s([one], 1300.0) == {1: 0}
     assert WarningAges().warned_for_s([one], 1400.0) == {1: 0}
-
-
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("wait"), st.integers(1, 900)),
-        st.tuples(st.just("jump"), st.integers(-9000, 9000)),
-        st.tuples(st.just("idle"), st.booleans()),
-        st.tuples(st.just("keep"), st.integers(0, 3000)),
-        st.tuples(st.just("restart"), st.just(0)),
-    ),
-    max_size=40,
-)
-
-
-@settings(derandomize=True, database=None, deadline=None, max_examples=40)
-@given(STEPS)
-def test_whatever_happens_an_end_comes_after_a_warning_that_stood_for_the_grace(
-    steps: list[tuple[str, Any]],
-) -> None:
-    rules = AllRules(Rules(grace_s=600, max_lifetime_s=5000, idle_after_s=1000))
-    with opened("sqlite://") as store:
-        assert_warned(store, [*steps, *[("wait", 5000)] * 100], rules)
-
-
-def assert_warned(store: Store, steps: list[tuple[str, Any]], rules: AllRules) -> None:
-    store.set_nodes(world().nodes, now_s=NOW_S)
-    now_s, steady_s, stands_since, cause = NOW_S, 0, 0, None
-    store.submit([request("a", "1")], now_s=now_s)
-    store.commit(plan(store.snapshot(now_s), Policy()), now_s=now_s)
-    store.move(1, SessionState.PREPARING, now_s=now_s)
-    store.move(1, SessionState.RUNNING, now_s=now_s)
-    warnings = WarningAges()
-    for step, value in steps:
-        match step:
-            case "wait":
-                now_s, steady_s = now_s + value, steady_s + value
-            case "jump":
-                now_s = max(1, now_s + value)
-            case "idle":
-                store.note_idle(1, now_s if value else None, now_s=now_s)
-            case "keep":
-                store.keep(1, now_s + value, now_s=now_s)
-            case _:
-                warnings = WarningAges()
-        found = store.snapshot(now_s)
-        warned_for_s = warnings.warned_for_s(found.sessions, steady_s)
-        decisions = reclaims(found, plan(found, Policy()), rules, warned_for_s=warned_for_s)
-        (new,) = store.reclaim(decisions, found.version, now_s=now_s) or found.sessions
-        if new.state is SessionState.TERMINATING:
-            assert cause is new.end_cause
-            assert steady_s - stands_since >= 600
-            return
-        if new.ends_cause is not cause:
-            cause, stands_since = new.ends_cause, steady_s
-    # However often the clock was set back, at last its lifetime is over.
-    raise AssertionError("the session was never ended")
 
 
 def test_sessions_come_in_the_order_of_their_ids() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from simulator import World, decided, lasting, world
 
@@ -20,10 +18,7 @@ EASY, STRICT = (Policy(GroupPolicy(strict=strict, longest_wait_s=3600)) for stri
 def refused(lab: World, user: str, *node_ids: str, ago_s: int = 0, times: int = 1) -> World:
     """Let these nodes have been refused to a user's session."""
     nodes = tuple(RefusedNode(n, lab.now_s - ago_s, times, f"{n} is tainted") for n in node_ids)
-    old = lab.of(user)
-    return replace(
-        lab, sessions=tuple(replace(s, refused=nodes) if s.id == old.id else s for s in lab.sessions)
-    )
+    return lab.having(user, refused=nodes)
 
 
 def words(lab: World, policy: Policy = STRICT) -> list[str]:
@@ -69,8 +64,7 @@ def test_equal_request_without_refusal_blocks_sessions_behind_it() -> None:
 
 def test_refused_session_does_not_take_a_reserved_place() -> None:
     lab = world(devices=2).node("n2").running("x", "0.5", on="GPU-n1-0").pending("a", "2").pending("b", "1")
-    ends = replace(lab.of("x"), request=replace(lab.of("x").request, time_limit_s=600))
-    lab = replace(lab, sessions=tuple(ends if s.id == ends.id else s for s in lab.sessions))
+    lab = lab.having("x", time_limit_s=600)
     assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n2-0"]
     assert words(refused(lab, "b", "n2"), EASY) == ["a waits: RESERVED", "b waits: CLUSTER"]
 
@@ -90,9 +84,7 @@ def test_the_owner_reads_the_clusters_words_and_when_it_is_tried_again() -> None
 
 
 def test_no_session_is_preempted_for_a_recently_refused_one() -> None:
-    lab = world(devices=1).running("x", "1").pending("a", "1")
-    urgent = replace(lab.of("a"), request=replace(lab.of("a").request, priority=1))
-    lab = replace(lab, sessions=tuple(urgent if s.id == urgent.id else s for s in lab.sessions))
+    lab = world(devices=1).running("x", "1").pending("a", "1").having("a", priority=1)
 
     def ended(one: World) -> tuple[int, ...]:
         return victims(one, plan(one, STRICT), Ledger(one), groups=["default"], ending=())

@@ -7,8 +7,8 @@ from simulator import world
 from simulator.world import request
 
 from fgpu_scheduler.core.model import Node, Quota, QuotaScope
-from fgpu_scheduler.core.orders import lifo
-from fgpu_scheduler.core.policies import DAY_S, LONGEST_WAIT_S, ORDERS, GroupPolicy, Policy, group_policy
+from fgpu_scheduler.core.orders import ORDERS, lifo
+from fgpu_scheduler.core.policies import DAY_S, LONGEST_WAIT_S, GroupPolicy, Policy, group_policy
 from fgpu_scheduler.core.replay import Job, Outcome, jain, replay, summary
 
 POLICY = Policy()

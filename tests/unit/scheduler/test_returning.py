@@ -7,22 +7,21 @@ from typing import Any
 
 import pytest
 from simulator import World, world
-from simulator.world import NOW_S, request
+from simulator.world import NOW_S
 
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.model import (
     NodeState,
     Quota,
     QuotaScope,
-    Session,
     SessionState,
     Size,
     WaitReason,
 )
-from fgpu_scheduler.core.parking import due_for_parking, no_room_to_park
+from fgpu_scheduler.core.parking import ParkingPlan, plan_parking
 from fgpu_scheduler.core.placement import free
 from fgpu_scheduler.core.planner import Plan, Policy, applied, committed, plan
-from fgpu_scheduler.core.reclaim import AllRules, Rules
+from fgpu_scheduler.core.reclaim import FOR_GOOD_S, AllRules, Rules
 from fgpu_scheduler.core.returning import ReturnDecision
 from fgpu_scheduler.core.usage import fgpu_seconds
 from fgpu_scheduler.errors import StaleVersion
@@ -33,17 +32,10 @@ RESOURCES, QUOTA = WaitReason.RESOURCES, WaitReason.QUOTA
 SIZE = Size(0, 1000, 1_000_000, 8192, 100)
 
 
-def changed(lab: World, user: str, **changes: Any) -> World:
-    """Return the world with these fields of the session of ``user`` changed."""
-    return replace(
-        lab, sessions=tuple(replace(s, **changes) if s.request.user == user else s for s in lab.sessions)
-    )
-
-
 def parked(lab: World, user: str, wanted_ago_s: int | None = None) -> World:
     """Return the world in which the session of ``user`` is parked, and wants its shares back since then."""
     wanted_at_s = None if wanted_ago_s is None else NOW_S - wanted_ago_s
-    return changed(lab, user, state=S.PARKED, parked_at_s=NOW_S - 900, wanted_at_s=wanted_at_s)
+    return lab.having(user, state=S.PARKED, parked_at_s=NOW_S - 900, wanted_at_s=wanted_at_s)
 
 
 def decided(lab: World) -> tuple[dict[str, WaitReason | None], list[str]]:
@@ -72,8 +64,7 @@ def test_a_wanted_session_resumes_where_its_share_is_free_and_nothing_new_starts
 def test_a_wanted_session_keeps_free_what_others_give_back_until_all_of_it_is_free() -> None:
     lab = parked(world().running("away", "1"), "away", 5).running("half", "0.5", on=GPU).pending("new", "0.5")
     assert decided(lab) == ({"away": RESOURCES}, [])
-    alone = lab.with_sessions(s for s in lab.sessions if s.request.user != "half")
-    assert decided(replace(lab, sessions=alone.sessions)) == ({"away": None}, [])
+    assert decided(lab.ended("half")) == ({"away": None}, [])
 
 
 def test_sessions_get_their_shares_back_in_the_order_in_which_they_want_them() -> None:
@@ -129,7 +120,7 @@ def test_a_return_that_does_not_hold_is_refused() -> None:
     lab = parked(world().running("away", "1"), "away", 5)
     away = lab.of("away")
     taken = lab.running("holds", "0.5", on=GPU)
-    unwanted = changed(lab, "away", wanted_at_s=None)
+    unwanted = lab.having("away", wanted_at_s=None)
     for there, words in ((taken, "cannot have its shares back now"), (unwanted, "does not want")):
         with pytest.raises(StaleVersion, match=words):
             committed(Plan(there.version, (), (ReturnDecision(away.id, None),)), there, now_s=NOW_S)
@@ -163,9 +154,7 @@ def test_a_new_session_is_placed_where_no_parked_one_returns_while_there_is_room
 
 
 def on_demand(lab: World, user: str, amount: str = "1", **more: Any) -> World:
-    asked = replace(request(user, amount), on_demand=True, **more)
-    new = Session(max((s.id for s in lab.sessions), default=0) + 1, asked, S.PENDING, NOW_S)
-    return replace(lab, sessions=(*lab.sessions, new))
+    return lab.pending(user, amount).having(user, on_demand=True, **more)
 
 
 def test_a_session_on_demand_starts_parked_whatever_the_queue() -> None:
@@ -188,6 +177,24 @@ def test_sessions_on_demand_are_spread_over_the_gpus_by_their_number_of_sessions
     assert len(set(counts.values())) == 1
 
 
+@pytest.mark.parametrize("amount", ["0.5", "1", "2"])
+def test_a_session_on_demand_is_placed_on_gpus_that_are_free_now(amount: str) -> None:
+    """As many sessions are parked on all of them, and a busy GPU may be busy for days."""
+    lab = world(devices=4)
+    for user in "abcd":
+        lab = on_demand(lab, user, "2")
+        lab = replace(lab, sessions=applied(lab, plan(lab, Policy())).sessions)
+    first = lab.of("a").placement
+    assert first is not None
+    busy = {share.device_uuid for share in first.shares}
+    for uuid in busy:
+        lab = lab.running(f"on {uuid}", "1", on=uuid)
+    lab = on_demand(lab.ended("a"), "me", amount)
+    (me,) = [s for s in applied(lab, plan(lab, Policy())).sessions if s.request.user == "me"]
+    assert me.placement is not None
+    assert busy.isdisjoint(share.device_uuid for share in me.placement.shares)
+
+
 def test_a_session_on_demand_waits_for_cpu_memory_and_the_number_of_sessions_alone() -> None:
     lab = on_demand(world(), "me", cpu_milli=10**6)
     found = plan(lab, Policy())
@@ -203,19 +210,23 @@ PARKS = AllRules(Rules(park_after_s=600))
 ALWAYS = AllRules(Rules(park_after_s=600, park_always=True))
 
 
-def due(lab: World, rules: AllRules, held: int = 1000, room: int = 10**6, **idle_s: int) -> list[str]:
-    """Return the users of the sessions to park, with the seconds for which the GPUs of some users have been idle."""
+def parking(lab: World, rules: AllRules, held: int = 1000, room: int = 10**6, **idle_s: int) -> ParkingPlan:
+    """Plan parking, with the seconds for which the GPUs of some users have been idle."""
     idle = {lab.of(user).id: NOW_S - seconds for user, seconds in idle_s.items()}
     held_mib = {s.id: held for s in lab.sessions}
     host = {node.id: room for node in lab.nodes}
-    found = due_for_parking(lab, rules, gpu_idle_since_s=idle, held_mib=held_mib, host_mib=host)
-    return [s.request.user for s in found]
+    return plan_parking(lab, rules, gpu_idle_since_s=idle, held_mib=held_mib, host_mib=host)
+
+
+def due(lab: World, rules: AllRules, held: int = 1000, room: int = 10**6, **idle_s: int) -> list[str]:
+    """Return the users of the sessions to park."""
+    return [s.request.user for s in parking(lab, rules, held, room, **idle_s).due]
 
 
 def test_the_session_that_has_been_idle_for_longest_is_parked_first() -> None:
     lab = world(devices=3).running("a", "1").running("b", "1").running("c", "1")
     assert due(lab, ALWAYS, a=600, b=900, c=599) == ["b", "a"]
-    assert due(changed(lab, "b", kept_until_s=NOW_S + 1), ALWAYS, a=600, b=900) == ["a"]
+    assert due(lab.having("b", kept_until_s=NOW_S + 1), ALWAYS, a=600, b=900) == ["a"]
     assert due(lab, AllRules(), a=600) == []
 
 
@@ -223,8 +234,8 @@ def test_a_session_is_parked_only_while_it_helps_another_one() -> None:
     lab = world(devices=2).running("a", "1").running("b", "1")
     assert due(lab, PARKS, a=600) == []
     waits = lab.pending("new", "1")
-    assert due(changed(waits, "new", wait_reason=RESOURCES), PARKS, a=600) == ["a"]
-    assert due(changed(waits, "new", wait_reason=QUOTA), PARKS, a=600) == []
+    assert due(waits.having("new", wait_reason=RESOURCES), PARKS, a=600) == ["a"]
+    assert due(waits.having("new", wait_reason=QUOTA), PARKS, a=600) == []
 
 
 def test_a_session_is_parked_for_one_that_wants_its_gpu_back() -> None:
@@ -235,18 +246,18 @@ def test_a_session_is_parked_for_one_that_wants_its_gpu_back() -> None:
 
 def test_a_session_on_demand_is_parked_for_others_without_a_rule() -> None:
     lab = world().running("a", "1").pending("new", "1")
-    lab = changed(lab, "new", wait_reason=RESOURCES)
-    lab = changed(lab, "a", request=replace(lab.of("a").request, on_demand=True))
+    lab = lab.having("new", wait_reason=RESOURCES)
+    lab = lab.having("a", on_demand=True)
     assert due(lab, AllRules(), a=599) == []
     assert due(lab, AllRules(), a=600) == ["a"]
 
 
 def test_a_session_is_parked_first_if_a_person_asks_for_it_and_whatever_the_rules() -> None:
     lab = world(devices=2).running("a", "1").running("b", "1")
-    lab = changed(lab, "b", park_asked_at_s=NOW_S, kept_until_s=NOW_S + 1)
+    lab = lab.having("b", park_asked_at_s=NOW_S, kept_until_s=NOW_S + 1)
     assert due(lab, ALWAYS, a=9000) == ["b", "a"]
     assert due(lab, AllRules()) == ["b"]
-    assert due(changed(lab, "b", park_asked_at_s=NOW_S - 600), AllRules()) == [], (
+    assert due(lab.having("b", park_asked_at_s=NOW_S - 600), AllRules()) == [], (
         "the wish stands for ten minutes"
     )
 
@@ -254,13 +265,52 @@ def test_a_session_is_parked_first_if_a_person_asks_for_it_and_whatever_the_rule
 def test_no_session_is_parked_that_the_host_memory_does_not_hold() -> None:
     lab = world(devices=2).running("a", "1").running("b", "1")
     assert due(lab, ALWAYS, 1000, 1500, a=600, b=900) == ["b"]
-    full = changed(parked(lab, "b"), "b", parked_mib=1000)
+    full = parked(lab, "b").having("b", parked_mib=1000)
     assert due(full, ALWAYS, 1000, 1500, a=600) == []
-    (node,) = full.nodes
-    measured = {"gpu_idle_since_s": {1: 0}, "held_mib": {1: 1000}, "host_mib": {node.id: 1500}}
-    (words,) = no_room_to_park(full, ALWAYS, **measured).values()
-    assert words == (
-        f"it is not parked: it holds 1.0 GiB of GPU memory, and {node.id} has 500 MiB left of the 1.5 GiB for parked "
-        "sessions"
+    (words,) = parking(full, ALWAYS, 1000, 1500, a=600).no_room.values()
+    assert (
+        words == "it holds 1.0 GiB of GPU memory, and n1 has 500 MiB left of the 1.5 GiB for parked sessions"
     )
-    assert due_for_parking(lab, ALWAYS, **{**measured, "held_mib": {}}) == ()
+    unknown = plan_parking(lab, ALWAYS, gpu_idle_since_s={1: 0}, held_mib={}, host_mib={"n1": 1500})
+    assert unknown.due == ()
+
+
+def test_the_owner_of_an_idle_session_is_warned_before_it_is_parked() -> None:
+    lab = world(devices=2).running("a", "1").running("b", "1")
+
+    def soon(rules: AllRules, idle_s: int, lab: World = lab) -> dict[int, int]:
+        return dict(parking(lab, rules, a=idle_s).soon)
+
+    assert soon(ALWAYS, 299) == {}
+    assert soon(ALWAYS, 300) == {1: NOW_S + 300}
+    assert soon(ALWAYS, 600) == {}, "it is parked now"
+    assert soon(AllRules(Rules(park_after_s=60, park_always=True)), 29) == {}, "half of the idle time"
+    assert soon(PARKS, 300) == {}, "no session waits"
+    waits = lab.pending("new", "1").having("new", wait_reason=RESOURCES)
+    assert soon(PARKS, 300, waits) == {1: NOW_S + 300}
+    assert soon(ALWAYS, 300, lab.having("a", kept_until_s=NOW_S + 1)) == {}
+
+
+def test_an_idle_session_is_parked_only_after_a_warning_once_it_may_be_parked_again() -> None:
+    rules = AllRules(Rules(park_after_s=600, park_always=True, park_opt_out=True))
+    for kept_until_s, warned, parked in (
+        (NOW_S, {1: NOW_S + 300}, []),
+        (NOW_S - 299, {1: NOW_S + 1}, []),
+        (NOW_S - 300, {}, ["a"]),
+    ):
+        lab = world().running("a", "1").having("a", kept_until_s=kept_until_s)
+        found = parking(lab, rules, a=9000)
+        assert (dict(found.soon), [s.request.user for s in found.due]) == (warned, parked)
+
+
+def test_an_owner_may_choose_that_a_session_is_never_parked_where_the_rules_allow_it() -> None:
+    lab = world().running("a", "1").having("a", kept_until_s=FOR_GOOD_S)
+    allowed = AllRules(Rules(park_after_s=600, park_always=True, park_opt_out=True))
+    assert due(lab, allowed, a=9000) == []
+    assert due(lab, ALWAYS, a=9000) == ["a"], "the rules have changed since"
+    assert due(lab.having("a", park_asked_at_s=NOW_S), allowed) == ["a"], "its owner asks for it"
+
+
+def test_a_wish_that_was_refused_is_over() -> None:
+    lab = world().running("a", "1").having("a", park_asked_at_s=NOW_S, park_refused="it has no room")
+    assert due(lab, AllRules()) == []

@@ -21,22 +21,6 @@ def test_sufficient_ends_are_named_smallest_first() -> None:
     assert told(lab) == ("d", ["b", "a", "c"])
 
 
-def test_an_end_that_leaves_pieces_on_two_gpus_is_not_named() -> None:
-    lab = world(devices=2).running("a", "0.5").running("b", "0.8").running("c", "0.4").pending("d", "1")
-    assert told(lab) == ("d", ["b"])
-
-
-def test_no_single_end_may_be_enough() -> None:
-    lab = world(devices=2).running("a", "0.5").running("b", "0.5").running("c", "0.5").pending("d", "2")
-    assert told(lab) == ("d", [])
-
-
-def test_only_the_head_of_a_queue_has_unblocking_ends() -> None:
-    full = world(devices=1).running("a", "1")
-    assert told(full) is None
-    assert told(full.pending("b", "0.5").pending("c", "0.1")) == ("b", ["a"])
-
-
 def test_promised_place_behind_the_head_is_not_for_the_head() -> None:
     lab = world(devices=1).running("a", "1").pending("b", "0.1").pending("c", "1")
     promised = lab.with_sessions(
@@ -74,13 +58,6 @@ def test_the_heads_own_sessions_are_tried_first() -> None:
     assert unblocking(lab, Policy(), tries=1) == Unblocking(
         lab.sessions[3].id, (lab.sessions[0].id,), untried=2
     )
-
-
-def test_end_that_lets_another_session_pass_the_head_is_not_named() -> None:
-    lab = world(devices=1).running("a", "0.5").running("b", "0.5")
-    lab = lab.pending("a", "0.5").pending("b", "0.5").pending("c", "0.5")
-    fair = Policy(group_policy(order="drf"))
-    assert unblocking(lab, fair) == Unblocking(lab.of("c").id)
 
 
 def test_head_that_no_end_could_start_is_marked() -> None:

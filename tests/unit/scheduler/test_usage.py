@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from simulator import world
 
-from fgpu_scheduler.core.model import SessionState
-from fgpu_scheduler.core.usage import decayed, fgpu_seconds
+from fgpu_scheduler.core.model import SessionIndex, SessionState, Size
+from fgpu_scheduler.core.usage import decayed, fgpu_seconds, taken_by_account, used_by_account
 
 
 def test_a_session_uses_its_shares_from_its_placement_to_its_end() -> None:
@@ -29,3 +29,27 @@ def test_waiting_session_has_no_usage_and_usage_is_never_negative() -> None:
 @pytest.mark.parametrize(("age_s", "left"), [(0, 1000), (50, 500), (100, 250), (-50, 1000)])
 def test_half_is_left_after_each_half_life(age_s: int, left: float) -> None:
     assert decayed(1000.0, age_s=age_s, half_life_s=50) == pytest.approx(left)
+
+
+def test_usage_by_account_follows_every_change_of_a_session() -> None:
+    lab = (
+        world(devices=4)
+        .running("a", "0.5", started_ago_s=100)
+        .running("a", "2", started_ago_s=10)
+        .running("b", "1")
+    )
+    assert used_by_account(lab, "default") == {"": {"a": 500 * 100 + 2000 * 10, "b": 0}}
+    first, second, other = lab.sessions
+    parked = replace(
+        first,
+        state=SessionState.PARKED,
+        parked_at_s=lab.now_s - 40,
+        sizes=(Size(lab.now_s - 40, 500, 500_000, 0, 50),),
+    )
+    then = lab.changed([(first, parked), (other, None)])
+    assert used_by_account(then, "default") == {"": {"a": 500 * 60 + 2000 * 10}}
+    assert taken_by_account(then, "default") == {"": {"a": 2000}}
+    only_parked = then.changed([(second, None)])
+    assert taken_by_account(only_parked, "default") == {}, "it would be a sibling that holds nothing"
+    assert then.index == SessionIndex.of(then.sessions)
+    assert used_by_account(then.changed([(parked, None), (second, None)]), "default") == {}

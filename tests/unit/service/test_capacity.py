@@ -22,7 +22,7 @@ from fgpuspawner.service.pages.sessions_view import SessionsView
 def test_only_administrators_see_the_state_of_each_node() -> None:
     choices = (StoredChoice("n1", "interposer", "libfgpu holds memory and compute"),)
     world = replace(Build().world(), isolation=choices)
-    (told,) = capacity_object(world, ADMIN, fgpu_step_milli=100)["nodes"]
+    (told,) = capacity_object(world, ADMIN)["nodes"]
     assert told.model_dump() == {
         "name": "n1",
         "group": "default",
@@ -30,7 +30,7 @@ def test_only_administrators_see_the_state_of_each_node() -> None:
         "isolation": "interposer",
         "reason": "libfgpu holds memory and compute",
     }
-    assert "nodes" not in capacity_object(world, ALICE, fgpu_step_milli=100).model_dump()
+    assert "nodes" not in capacity_object(world, ALICE).model_dump()
     assert shown(world, ADMIN).machines == ((told, "takes sessions"),)
     assert shown(world, ALICE).machines == ()
 
@@ -86,6 +86,14 @@ def test_waiting_and_ended_sessions_hold_nothing() -> None:
     assert mine_in(ending, ALICE, "default").fgpu_milli == 500
 
 
+def test_parked_session_that_wants_its_gpu_is_not_in_use() -> None:
+    build = Build().running("alice", 500, state=S.PARKED).running("bob", 2000)
+    build.sessions[0] = replace(build.sessions[0], parked_at_s=900, wanted_at_s=950)
+    build.pending("carol", 500)
+    assert used_of(build.world(), "default").fgpu_milli == 2000
+    assert shown(build.world(), ALICE).waiting == 2
+
+
 def test_allocatable_capacity_stays_within_quotas() -> None:
     world = Build(node(), node("n2", "class")).running("bob", 500).running("alice", 300).world()
     quotas = (
@@ -97,7 +105,7 @@ def test_allocatable_capacity_stays_within_quotas() -> None:
     assert allocatable_in(limited, BOB, "default").fgpu_milli == 1000
     assert allocatable_in(limited, BOB, "class").fgpu_milli == 2000
     # Both together are still not more than the quota of all groups.
-    assert capacity_object(limited, BOB, fgpu_step_milli=100)["allocatable_overall"]["fgpu"] == "2"
+    assert capacity_object(limited, BOB)["allocatable_overall"]["fgpu"] == "2"
     member = replace(BOB, hub_groups=("ml101",))
     assert allocatable_in(limited, member, "class").fgpu_milli == 0
 
@@ -129,7 +137,7 @@ def test_gpu_at_its_share_limit_has_no_allocatable_capacity() -> None:
 
 def test_session_in_a_group_its_owner_left_still_counts() -> None:
     world = Build(node(), node("n2", "class")).running("alice", 500, at="n2").world()
-    found = capacity_object(world, ALICE, fgpu_step_milli=100)
+    found = capacity_object(world, ALICE)
     assert [g["name"] for g in found["groups"]] == ["default", "class"]
     assert found["mine_overall"]["fgpu"] == "0.5"
     assert found["groups"][1]["allocatable"]["fgpu"] == "0"

@@ -63,7 +63,7 @@ def seen(
     snapshot = Snapshot(1000, 7, nodes, sessions)
     ahead = outlook(snapshot, Policy(), lambda group: lasting(typical_length_s))
     world = World(snapshot, ahead.forecasts, unblockings=ahead.unblockings)
-    (group,) = cluster_map(world, viewer, step_milli=100, beside=beside)
+    (group,) = cluster_map(world, viewer, beside)
     return group
 
 
@@ -256,8 +256,8 @@ def test_map_queue_sessions_and_waiting_page_agree() -> None:
     snapshot = Snapshot(1000, 7, (node(one, two),), (*limited, waits(4, "dora", 2000)))
     ahead = outlook(snapshot, Policy(), lambda group: lasting(None))
     world = World(snapshot, ahead.forecasts, unblockings=ahead.unblockings)
-    (group,) = cluster_map(world, ROOT, step_milli=100, beside=beside)
-    (queue,) = queues_object(world, ROOT, Site(), now_s=1000)["queues"]
+    (group,) = cluster_map(world, ROOT, beside)
+    (queue,) = queues_object(world, ROOT, Site())["queues"]
     (entry,) = queue["entries"]
     own = waiting_event(snapshot.sessions[3], world, simulated=True)["fgpu"]
     session = session_object(snapshot.sessions[3], world, ROOT, Site())

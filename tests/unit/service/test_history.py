@@ -29,7 +29,7 @@ from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Site, Viewer, World
 from fgpuspawner.service.objects import Receipt
-from fgpuspawner.service.pages.history import history_line, hours, totals
+from fgpuspawner.service.pages.history import HistoryLine, HistoryTotals, history_line, hours, totals
 from fgpuspawner.service.pages.session_rows import Bar, use
 from fgpuspawner.text.times import cell
 
@@ -191,18 +191,7 @@ def test_only_running_sessions_have_a_meter() -> None:
     found = world(GPU, meters=MeterState(10, {7: Live(meter)}))
     runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None)
     shown = session_object(runs, found, ALICE, SITE)
-    assert shown.model_dump()["meter"] == {
-        "at_s": 99_990,
-        "memory_used_mib": 1331,
-        "memory_limit_mib": 2048,
-        "sm_percent": 12.5,
-        "compute_entitled_percent": 25,
-        "compute_received_percent": 14.1,
-        "trouble": None,
-        "memory_context_mib": None,
-        "compute_borrowed_percent": None,
-        "compute_lent_percent": None,
-    }
+    assert shown.meter == meter
     for state in (SessionState.TERMINATING, SessionState.TERMINATED, SessionState.PREPARING):
         assert session_object(replace(runs, state=state), found, ALICE, SITE)["meter"] is None
     assert session_object(replace(runs, id=8), found, ALICE, SITE)["meter"] is None
@@ -231,106 +220,63 @@ def test_memory_only_session_has_no_compute_share() -> None:
     assert bars.compute == Bar("Compute", "38 % of GPU", "37.5")
 
 
-RECEIPT = Receipt(
-    session_id=7,
-    user="ann",
-    server_name="",
-    image="python",
-    image_name="Python 3.11",
-    display_name="Python 1",
-    resource_group="default",
-    amount="0.5 fGPU",
-    fgpu="0.5",
-    submitted_at_s=1000,
-    started_at_s=1060,
-    ended_at_s=8260,
-    end_cause=EndCause.IDLE,
-    message=None,
-    wait_s=60,
-    run_s=7200,
-    gpu_hours=0.5,
-    gpu_memory_mib=2048,
-    memory_peak_mib=512,
-    memory_p95_mib=400,
-    sm_p95_percent=12,
-    energy_wh=31.26,
-    energy_estimated=False,
-    samples=9,
-    compute_entitled_percent=25,
-    compute_received_percent=None,
-    compute_borrowed_percent=None,
-    compute_lent_percent=None,
-    mine=True,
-    simulated=True,
+RECEIPT = receipt(
+    PastSession(replace(ENDED, end_cause=EndCause.IDLE, message=None), MEASURED), world(GPU), ALICE, SITE
 )
 
 
+def line(**changes: object) -> HistoryLine:
+    return history_line(RECEIPT.model_copy(update=changes))
+
+
 def test_history_line_shows_amount_and_use() -> None:
-    found = history_line(RECEIPT)
-    assert (found.name, found.waited, found.ran, found.gpu_hours) == (
-        "Python 1",
-        "1 min",
-        "2 h",
-        "0.50",
-    )
-    assert found.memory is not None
-    assert (found.memory.text, found.memory.percent) == ("0.5 of 2 GiB", "25.0")
-    assert (found.usual, found.energy) == ("p95 400 MiB, 12 % of the GPU", "31.3 Wh")
+    found = line()
+    assert (found.name, found.waited, found.ran, found.gpu_hours) == ("work", "1 min", "1 h 59 min", "0.50")
+    assert found.memory == Bar("Peak", "1.3 of 2 GiB", "64.9")
+    assert (found.usual, found.energy) == ("p95 1.3 GiB, 21 % of the GPU", "about 18.2 Wh")
     assert (found.state, found.why) == ("TERMINATED", "ended because it was idle")
 
 
 def test_unmeasured_use_is_not_shown_as_zero() -> None:
-    unknown = dict.fromkeys(("memory_peak_mib", "memory_p95_mib", "sm_p95_percent", "energy_wh"))
-    found = history_line(RECEIPT.model_copy(update=unknown))
+    found = line(memory_peak_mib=None, memory_p95_mib=None, sm_p95_percent=None, energy_wh=None)
     assert (found.memory, found.usual, found.energy) == (None, "", "")
-    assert history_line(RECEIPT.model_copy(update={"memory_p95_mib": None})).usual == "p95 12 % of the GPU"
-    assert history_line(RECEIPT.model_copy(update={"sm_p95_percent": None})).usual == "p95 400 MiB"
-    assert (
-        history_line(RECEIPT.model_copy(update={"sm_p95_percent": 0})).usual == "p95 400 MiB, 0 % of the GPU"
-    )
+    assert line(memory_p95_mib=None).usual == "p95 21 % of the GPU"
+    assert line(sm_p95_percent=None).usual == "p95 1.3 GiB"
+    assert line(sm_p95_percent=0).usual == "p95 1.3 GiB, 0 % of the GPU"
 
 
-def test_lent_compute_is_shown_where_it_was_lent() -> None:
-    assert history_line(RECEIPT).lent == ""
-    lent = {"compute_received_percent": 41.2, "compute_borrowed_percent": 18.4, "compute_lent_percent": 0.0}
-    assert history_line(RECEIPT.model_copy(update=lent)).lent == "mean 41 %: 23 of 25 % share + 18 % borrowed"
-    only = {"compute_received_percent": 12.0, "compute_borrowed_percent": 0.2, "compute_lent_percent": 3.1}
-    assert (
-        history_line(RECEIPT.model_copy(update=only)).lent == "mean 12 of 25 % share; others used 3 % of it"
-    )
+@pytest.mark.parametrize(
+    ("received", "borrowed", "lent", "said"),
+    [
+        (None, None, None, ""),
+        (41.2, 18.4, 0.0, "mean 41 %: 23 of 25 % share + 18 % borrowed"),
+        (12.0, 0.2, 3.1, "mean 12 of 25 % share; others used 3 % of it"),
+    ],
+)
+def test_lent_compute_is_shown_where_it_was_lent(
+    received: float | None, borrowed: float | None, lent: float | None, said: str
+) -> None:
+    names = ("compute_received_percent", "compute_borrowed_percent", "compute_lent_percent")
+    assert line(**dict(zip(names, (received, borrowed, lent), strict=True))).lent == said
 
 
-def test_estimated_energy_says_about() -> None:
-    assert (
-        history_line(RECEIPT.model_copy(update={"energy_wh": 1234.0, "energy_estimated": True})).energy
-        == "about 1.23 kWh"
-    )
+def test_only_estimated_energy_says_about() -> None:
+    assert line(energy_wh=1234.0).energy == "about 1.23 kWh"
+    assert line(energy_wh=31.26, energy_estimated=False).energy == "31.3 Wh"
 
 
 def test_ended_sessions_show_cancelled_or_the_error() -> None:
-    never = history_line(
-        RECEIPT.model_copy(
-            update={"started_at_s": None, "end_cause": "USER", "run_s": 0, "gpu_memory_mib": None}
-        )
-    )
+    never = line(started_at_s=None, end_cause="USER", run_s=0, gpu_memory_mib=None)
     assert (never.state, never.ran, never.gpu_memory) == ("CANCELLED", "never ran", "")
-    failed = history_line(RECEIPT.model_copy(update={"end_cause": "OOM", "message": "killed"}))
+    failed = line(end_cause="OOM", message="killed")
     assert (failed.state, failed.why) == ("ERROR", "it ran out of memory: killed")
 
 
 def test_totals_skip_unknown_values() -> None:
     others = [RECEIPT, RECEIPT.model_copy(update={"energy_wh": None, "gpu_hours": 1.25, "wait_s": 180})]
-    waits = RECEIPT.model_copy(
-        update={"started_at_s": None, "wait_s": 9999, "gpu_hours": 0.0, "energy_wh": None}
-    )
-    found = totals([*others, waits], more=True)
-    assert (found.sessions, found.gpu_hours, found.waited, found.energy, found.more) == (
-        3,
-        "1.75",
-        "2 min",
-        "31.3 Wh",
-        True,
-    )
+    never = {"started_at_s": None, "wait_s": 9999, "gpu_hours": 0.0, "energy_wh": None}
+    waits = RECEIPT.model_copy(update=never)
+    assert totals([*others, waits], more=True) == HistoryTotals(3, "1.75", "2 min", "about 18.2 Wh", True)
     assert (totals([waits], more=False).waited, totals([waits], more=False).energy) == ("", "")
 
 

@@ -14,17 +14,17 @@ from fgpuspawner.service.model import why_not_parked
 
 def test_users_see_their_groups_and_administrators_all() -> None:
     world = Build(node(), node("n2", "class")).world()
-    names = [g["name"] for g in capacity_object(world, ADMIN, fgpu_step_milli=100)["groups"]]
+    names = [g["name"] for g in capacity_object(world, ADMIN)["groups"]]
     assert names == ["default", "class"]
-    assert [g["name"] for g in capacity_object(world, ALICE, fgpu_step_milli=100)["groups"]] == ["default"]
-    assert capacity_object(world, ADMIN, fgpu_step_milli=100)["allocatable_overall"]["fgpu"] == "2"
+    assert [g["name"] for g in capacity_object(world, ALICE)["groups"]] == ["default"]
+    assert capacity_object(world, ADMIN)["allocatable_overall"]["fgpu"] == "2"
 
 
 def test_users_get_no_names_or_ids_of_others() -> None:
     world = Build().running("alice", 500).running("bob", 500).pending("bob", 2000, server="x").world()
     queue = queue_object("default", world, ALICE)
     assert [(e["mine"], e["id"], e["user"]) for e in queue["entries"]] == [(False, None, None)]
-    capacity = capacity_object(world, ALICE, fgpu_step_milli=100)
+    capacity = capacity_object(world, ALICE)
     assert capacity.model_dump()["groups"][0]["devices"][0]["shares"] == [
         {"fgpu": "0.5", "mine": True, "session_id": 1},
         {"fgpu": "0.5", "mine": False, "session_id": None},

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from fgpuspawner.engines.base import Capabilities
-from fgpuspawner.service.navigation import NavigationEntry, current, entries
+from fgpuspawner.service.navigation import NavigationEntry, current, entries, title
 
 CONTAINERS = Capabilities("containers", own_root=True, saves_images=True)
 PROCESSES = Capabilities("local processes")
 SOME = (
     NavigationEntry("", "Sessions", also=("end",)),
-    NavigationEntry("admin/queue", "Queue", admin=True),
+    NavigationEntry("admin/queue", "Queue"),
     NavigationEntry("map", "Map"),
 )
 
@@ -38,3 +38,13 @@ def test_current_page_covers_the_addresses_below_it() -> None:
         "mapping": None,
         "no": None,
     }
+
+
+def test_each_page_has_a_title_of_its_own() -> None:
+    assert [title(path) for path in ("", "history", "rename/7", "admin/images/python", "nothing")] == [
+        "Sessions",
+        "History",
+        "Rename",
+        "Images",
+        "",
+    ]

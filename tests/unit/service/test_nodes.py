@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from worlds import Build, gpu, node
 
-from fgpu_scheduler import NodeAction, NodeState, node_actions_of
+from fgpu_scheduler import NodeAction, NodeState, SessionState, node_actions_of
 from fgpuspawner.isolation.choice import MOST_PROBLEMS, MOST_TEXT, VERDICTS, note_verdict
 from fgpuspawner.service.admin.nodes import nodes_object
 
@@ -20,6 +20,12 @@ def test_node_lists_its_sessions_per_gpu_and_its_actions() -> None:
     assert [[s["user"] for s in d["sessions"]] for d in first["devices"]] == [["alice", "bob"], []]
     assert (first["actions"], first["can_drain"], first["sessions"]) == (["cordon"], True, 2)
     assert (second["actions"], second["can_drain"], second["verified"]) == (["gone"], False, None)
+
+
+def test_node_shows_the_gpu_memory_of_its_parked_sessions() -> None:
+    build = Build(node("n1"), node("n2")).running("alice", 500, state=SessionState.PARKED)
+    build.sessions = [replace(build.sessions[0], parked_at_s=100, parked_mib=6349)]
+    assert [n["parked_mib"] for n in nodes_object(build.world(), [])["nodes"]] == [6349, 0]
 
 
 def test_cordoned_gpu_keeps_sessions_and_shows_its_reason() -> None:

@@ -17,7 +17,8 @@ from fgpuspawner.service.model import World
 def queue_of(world: World, waited_s: int, **more: Any) -> WaitingQueue:
     """Return the only queue of a world, this many seconds after its requests were submitted."""
     submitted_at_s = max(s.submitted_at_s for s in world.snapshot.sessions)
-    (queue,) = queues_object(world, ADMIN, SITE, now_s=submitted_at_s + waited_s, **more)["queues"]
+    world = replace(world, snapshot=replace(world.snapshot, now_s=submitted_at_s + waited_s))
+    (queue,) = queues_object(world, ADMIN, SITE, **more)["queues"]
     return queue
 
 
@@ -47,17 +48,26 @@ def test_shortened_queue_still_counts_all_requests() -> None:
     assert (len(queue["entries"]), queue["length"], queue["marked"]) == (1, 3, 3)
 
 
-def test_entry_has_requested_and_current_priority() -> None:
-    build = Build().running("bob", 2000).pending("alice", 1000)
-    waits = build.sessions[-1]
-    build.sessions[-1] = replace(waits, request=replace(waits.request, priority=9), asked_priority=0)
-    (entry,) = queue_of(build.world(), 1)["entries"]
-    assert (entry["priority"], entry["asked_priority"]) == (9, 0)
+def test_queue_has_users_reasons_and_requested_and_current_priorities() -> None:
+    build = Build().running("bob", 2000).pending("alice", 1000).pending("cy", 1000)
+    waits = build.sessions[1]
+    build.sessions[1] = replace(waits, request=replace(waits.request, priority=9), asked_priority=0)
+    queue = queue_of(build.world(), 1)
+    first, second = queue["entries"]
+    assert (first["priority"], first["asked_priority"], first["mark"]) == (9, 0, None)
+    assert (first["wait_reason"], first["wait_text"]) == ("RESOURCES", "all GPUs are busy")
+    assert [(e["user"], e["position"]) for e in (first, second)] == [("alice", 1), ("cy", 2)]
+    assert (queue["group"], queue["length"], queue["fgpu_free"], queue["fgpu_used"]) == (
+        "default",
+        2,
+        "0",
+        "2",
+    )
 
 
 def test_queue_shows_the_share_and_the_use_of_each_account() -> None:
     world = Build().running("bob", 2000).pending("alice", 1000).world()
     accounts = Accounts({"physics": Account(3)})
     found = queue_of(world, 60, accounts=accounts)["accounts"]
-    assert [(a["path"], a["share_percent"]) for a in found] == [("default", 25), ("physics", 75)]
+    assert [(a.path, a.share_percent) for a in found] == [("default", 25), ("physics", 75)]
     assert queue_of(world, 60)["accounts"] == []

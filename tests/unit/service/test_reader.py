@@ -20,10 +20,12 @@ from fgpu_scheduler import (
     Outlook,
     Request,
     RequestForecast,
+    Snapshot,
     Store,
     StoreUnavailable,
     SystemClock,
 )
+from fgpu_scheduler.service.reader import OUTLOOK_FOR_S
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form.offer import LaunchRequest, Offer
 from fgpuspawner.form.options import parse
@@ -171,6 +173,29 @@ def of(user: str) -> tuple[LaunchRequest, Offer]:
     """Return a request of this user, and their offer."""
     wanted = LaunchRequest(user, "", ANY_IMAGE.slug, "default", 1000, 1000, 1024)
     return wanted, Offer((ANY_IMAGE,), ("default",), (), Caps(fgpu_step_milli=100), wanted)
+
+
+async def test_questions_of_the_form_share_one_outlook(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Outlook] = []
+    outlook = reader._queue.outlook
+
+    def kept(snapshot: Snapshot) -> Outlook:
+        made.append(outlook(snapshot))
+        return made[-1]
+
+    monkeypatch.setattr(reader._queue, "outlook", kept)
+    world = Build(node()).running("bob", 1000).world()
+    await asyncio.gather(*(reader.forecast(*of(user), world) for user in ("alice", "carol", "dave")))
+    assert len(made) == 1
+    later = replace(world.snapshot, now_s=world.snapshot.now_s + OUTLOOK_FOR_S + 1)
+    await reader.forecast(*of("alice"), replace(world, snapshot=later))
+    assert len(made) == 2
+    # An empty queue says nothing of what waits since.
+    changed = replace(later, version=later.version + 1)
+    await reader.forecast(*of("alice"), replace(world, snapshot=changed))
+    assert len(made) == 3
 
 
 async def test_many_forecasts_of_one_user_do_not_block_others(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,42 +13,42 @@ from sqlalchemy import select
 from worlds import Build, node
 
 from fgpu_scheduler import (
+    FOR_GOOD_S,
+    AllRules,
     Audit,
+    EndCause,
     ImageState,
+    InvalidTransition,
     NodeState,
     PrivateImage,
+    Rules,
     Session,
     SessionState,
+    Setups,
     Store,
     StoreUnavailable,
 )
 from fgpu_scheduler.store.schema import end_messages
+from fgpuspawner.isolation.choice import StoredChoice
 from fgpuspawner.service.admin import nodes
 from fgpuspawner.service.api import images as private_images
 from fgpuspawner.service.handler import Handler, Service
 from fgpuspawner.service.hub import Hub, HubAnswer, HubSilent, HubUnreachable
 from fgpuspawner.service.model import Viewer, World
 from fgpuspawner.service.problems import Problem
-from fgpuspawner.service.session_actions import end_message, end_session
+from fgpuspawner.service.session_actions import end_message, end_session, grant_wish, session_log
 
 WORLD = Build(node(state=NodeState.CORDONED)).running("bob", 500).running("carol", 500).running("dave", 500)
 (BOBS, *_) = WORLD.world().snapshot.sessions
+NO_RULES = AllRules()
 PAST = replace(BOBS, id=99, state=SessionState.TERMINATED, ended_at_s=120)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    found = Store(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
-    found.open()
-    yield found
-    found.close()
 
 
 class Asking(Handler):
     token = "token"
 
 
-def asking(store: Store, viewer: Viewer | None = None, **hub: Any) -> Handler:
+def asking(store: Store, viewer: Viewer | None = None, *, rules: AllRules = NO_RULES, **hub: Any) -> Handler:
     """Return an administrator's handler with a store that can be written."""
 
     async def change(write: Callable[[Store, int], Any]) -> Any:
@@ -59,7 +58,8 @@ def asking(store: Store, viewer: Viewer | None = None, **hub: Any) -> Handler:
         return PAST if session_id == PAST.id else WORLD.world().session(session_id)
 
     async def world() -> World:
-        return WORLD.world()
+        choice = StoredChoice("n1", "libfgpu", "", "")
+        return replace(WORLD.world(), rules=rules, isolation=(choice,))
 
     found = Asking.__new__(Asking)
     found.viewer = viewer or Viewer("root", admin=True)
@@ -67,7 +67,9 @@ def asking(store: Store, viewer: Viewer | None = None, **hub: Any) -> Handler:
     found.service = cast(
         Service,
         SimpleNamespace(
-            reader=SimpleNamespace(change=change, session=session, world=world), hub=SimpleNamespace(**hub)
+            reader=SimpleNamespace(change=change, session=session, world=world),
+            hub=SimpleNamespace(**hub),
+            settings=SimpleNamespace(keep_s=lambda group: 60),
         ),
     )
     return found
@@ -289,3 +291,72 @@ def test_session_ends_only_after_its_image_is_made(
     handler.service.reader.private_images = images  # type: ignore[method-assign]
     asyncio.run(private_images.end_when_saved(handler, str(BOBS.id), 7))
     assert asked == ended
+
+
+def test_a_session_that_has_changed_before_it_is_kept_says_so() -> None:
+    def keep(session_id: int, until_s: int, *, now_s: int) -> Session:
+        raise InvalidTransition("it has ended")
+
+    handler = asking(cast(Store, SimpleNamespace(keep=keep)))
+    idle = replace(BOBS, ends_cause=EndCause.IDLE)
+
+    async def visible(session_id: str) -> Session:
+        return idle
+
+    cast(Any, handler).visible_session = visible
+    with pytest.raises(Problem) as refused:
+        asyncio.run(grant_wish(handler, str(BOBS.id), "keep"))
+    assert (refused.value.status, refused.value.code) == (409, "changed")
+
+
+@pytest.mark.parametrize(
+    ("viewer", "allowed", "code"),
+    [
+        (Viewer("bob"), True, None),
+        (Viewer("bob"), False, "no_choice"),
+        (Viewer("carol"), True, "no_such_session"),
+    ],
+)
+@pytest.mark.parametrize(("wish", "until_s"), [("never-park", FOR_GOOD_S), ("may-park", None)])
+def test_an_owner_has_a_session_never_parked_where_the_rules_allow_it(
+    viewer: Viewer, allowed: bool, code: str | None, wish: str, until_s: int | None
+) -> None:
+    kept: list[tuple[int, int | None]] = []
+
+    def keep(session_id: int, until_s: int | None, *, now_s: int) -> Session:
+        kept.append((session_id, until_s))
+        return BOBS
+
+    rules = AllRules(Rules(park_after_s=600, park_opt_out=allowed))
+    handler = asking(cast(Store, SimpleNamespace(keep=keep)), viewer, rules=rules)
+    found, why = None, ""
+    try:
+        asyncio.run(grant_wish(handler, str(BOBS.id), wish))
+    except Problem as problem:
+        found, why = problem.code, str(problem)
+    assert found == code
+    if code == "no_choice":
+        assert why == "Owners have no such choice in resource group default; ask an administrator."
+    assert kept == ([(BOBS.id, until_s)] if code is None else [])
+
+
+async def test_log_whose_values_are_no_longer_saved_is_refused(store: Store) -> None:
+    own = replace(PAST, attempt=1, request=replace(PAST.request, setup=1))
+
+    async def session(session_id: int) -> Session:
+        return own
+
+    async def log(session_id: int, *, token: str) -> tuple[int, bytes]:
+        return 200, b"KEY is s3cret"
+
+    async def read_store(read: Callable[[Store], Any]) -> Any:
+        return read(store)
+
+    handler = asking(store, log=log)
+    reader: Any = handler.service.reader
+    reader.session, reader.read_store = session, read_store
+    handler.hub_auth = SimpleNamespace(api_token="")
+    with pytest.raises(Problem, match="no longer saved"):
+        await session_log(handler, "99", lines=9)
+    assert Setups(store).put("bob", {"KEY": "s3cret"}, "", now_s=1) == own.request.setup
+    assert await session_log(handler, "99", lines=9) == ["KEY is [masked]"]

@@ -26,6 +26,7 @@ from fgpuspawner.service.api.capacity import capacity_object, queue_object
 from fgpuspawner.service.api.me import me_object
 from fgpuspawner.service.api.session_objects import session_object, sessions_object
 from fgpuspawner.service.model import Site, Viewer
+from fgpuspawner.service.objects import SessionMeter
 from fgpuspawner.service.pages.session_rows import row
 
 
@@ -54,6 +55,19 @@ def test_positions_count_from_one_in_each_group() -> None:
     assert found[3]["expected_start_at_s"] is not None
     assert found[3]["forecast_basis"] == "how long sessions usually run"
     assert queue_object("class", world, ADMIN)["length"] == 1
+
+
+def test_parked_session_that_wants_its_gpu_has_a_position() -> None:
+    build = Build().running("alice", 500, state=S.PARKED).running("bob", 2000)
+    build.sessions[0] = replace(build.sessions[0], parked_at_s=900, wanted_at_s=950)
+    world = build.world(typical_length_s=600)
+    found = session_object(world.snapshot.sessions[0], world, ALICE, SITE)
+    assert (found["position"], found["expected_start_at_s"] is not None) == (1, True)
+
+
+def test_meter_of_a_session_that_does_not_run_is_empty() -> None:
+    found = SessionMeter.of(None, every_s=10)
+    assert (found.now, found.points, found.processes) == (None, [], [])
 
 
 def test_sessions_ahead_are_named_only_to_allowed_viewers() -> None:
@@ -150,7 +164,7 @@ def test_simulated_follows_the_sessions_gpus() -> None:
     first, second = (session_object(s, world, ADMIN, SITE) for s in world.snapshot.sessions)
     assert (first["simulated"], second["simulated"]) == (False, True)
     assert me_object(ALICE, world)["simulated"] is False
-    assert capacity_object(world, ADMIN, fgpu_step_milli=100)["simulated"] is True
+    assert capacity_object(world, ADMIN)["simulated"] is True
     gone = Build(real)
     share = Share("GPU-simulated-old-0", 500, 2048, 25)
     gone.sessions = [

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from worlds import ADMIN, ALICE, Build, S, gpu, node, shown
 
-from fgpu_scheduler import BASIS_LIMITS, EndCause, Forecast
+from fgpu_scheduler import BASIS_LIMITS, FOR_GOOD_S, AllRules, EndCause, Forecast, Rules
+from fgpuspawner.isolation.choice import StoredChoice
+from fgpuspawner.meter.model import Live, Meter, MeterState
 from fgpuspawner.service.model import Viewer
 from fgpuspawner.service.pages import session_rows as rows
 from fgpuspawner.service.pages.session_rows import SessionRow, ahead_words, memory_bar, percent
@@ -102,6 +104,43 @@ def test_parked_row_says_what_is_kept_and_offers_the_gpu() -> None:
         build.sessions = [replace(session, parked_at_s=120, parked_mib=mib, wanted_at_s=wanted_at_s)]
         (row,) = shown(build.world(), ALICE).rows
         assert (row.why, row.power, bool(row.open_url)) == (words, "End", True)
+
+
+def test_row_says_when_a_session_is_parked_and_why_it_was_not() -> None:
+    build = Build().running("alice", 500)
+    (session,) = build.sessions
+    world = build.world()
+    now_s = world.snapshot.now_s
+    soon = MeterState(
+        1, {session.id: Live(Meter(now_s, 0, 2048, 0.0, 25, 0.0, None, parks_at_s=now_s + 300))}
+    )
+    (row,) = shown(replace(world, meters=soon), ALICE).rows
+    assert (row.parks_at_s, row.wishes) == (now_s + 300, ())
+    for asked_at_s, words in ((now_s - 599, "not parked: it has no room"), (now_s - 600, "")):
+        build.sessions = [replace(session, park_asked_at_s=asked_at_s, park_refused="it has no room")]
+        (row,) = shown(build.world(), ALICE).rows
+        assert row.why == words
+
+
+def test_row_offers_never_to_park_where_the_rules_allow_it() -> None:
+    build = Build().running("alice", 500)
+    (session,) = build.sessions
+    choice = StoredChoice("n1", "libfgpu", "", "")
+    allowed = AllRules(Rules(park_after_s=600, park_opt_out=True))
+    for rules, kept_until_s, wishes in (
+        (AllRules(), FOR_GOOD_S, ["park"]),
+        (allowed, None, ["park", "never-park"]),
+        (allowed, 2000, ["park", "never-park"]),
+        (allowed, FOR_GOOD_S, ["park", "may-park"]),
+    ):
+        build.sessions = [replace(session, kept_until_s=kept_until_s)]
+        world = replace(build.world(), rules=rules, isolation=(choice,))
+        (row,) = shown(world, ALICE).rows
+        assert [wish for wish, _ in row.wishes] == wishes
+        build.sessions = [replace(session, kept_until_s=kept_until_s, state=S.PARKED, parked_at_s=120)]
+        (row,) = shown(replace(build.world(), rules=rules, isolation=(choice,)), ALICE).rows
+        assert [wish for wish, _ in row.wishes] == ["wake", *wishes[1:]], "it is for when its GPU is back"
+        assert row.why.endswith("and then keeps it") == ("may-park" in wishes)
 
 
 def test_uncertain_start_is_a_five_minute_range() -> None:

@@ -237,7 +237,7 @@ def test_users_are_told_of_lost_machines(states: list[str], words: str) -> None:
     nodes = [replace(node(f"n{i}"), state=NodeState(state)) for i, state in enumerate(states)]
     world = Build(*nodes).world()
     assert shown(world, ALICE).lost == words
-    (group,) = capacity_object(world, ALICE, fgpu_step_milli=100)["groups"]
+    (group,) = capacity_object(world, ALICE)["groups"]
     assert group["nodes_lost"] == sum(state in ("LOST", "GONE") for state in states)
 
 

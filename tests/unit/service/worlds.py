@@ -15,7 +15,7 @@ from fgpu_scheduler import (
     SessionState,
     Share,
     Snapshot,
-    forecast,
+    outlook,
 )
 from fgpuspawner.service.api.capacity import capacity_object
 from fgpuspawner.service.api.session_objects import sessions_object
@@ -81,8 +81,8 @@ class Build:
 
     def world(self, *, typical_length_s: int | None = None) -> World:
         snapshot = Snapshot(1000, 7, self.nodes, tuple(self.sessions))
-        found = forecast(snapshot, Policy(), lasting(typical_length_s))
-        return World(snapshot, {f.session_id: f for f in found}, {"default": 500})
+        ahead = outlook(snapshot, Policy(), lambda group: lasting(typical_length_s))
+        return World(snapshot, ahead.forecasts, {"default": 500}, wanted=ahead.wanted)
 
 
 def shown(world: World, viewer: Viewer, *, group: str | None = None, everybody: bool = False) -> SessionsView:
@@ -90,7 +90,7 @@ def shown(world: World, viewer: Viewer, *, group: str | None = None, everybody: 
     return sessions_view(
         sessions=sessions_object(live, world, viewer, SITE)["sessions"],
         ended=[],
-        capacity=capacity_object(world, viewer, fgpu_step_milli=100),
+        capacity=capacity_object(world, viewer),
         group=group,
         viewer=viewer,
         everybody=everybody,

@@ -7,7 +7,7 @@ import pytest
 from fgpu_scheduler import BadSettings, FoundDevice, NodeState
 from fgpuspawner.engines.docker.address import Address, Tunnel, addresses
 from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.nodes import Machine, address_of, as_far_as_known
+from fgpuspawner.settings.nodes import MachineFacts, address_of, as_far_as_known
 
 TLS = {"ca": "a", "cert": "b", "key": "c"}
 FOUND = FoundDevice("GPU-1f", 0, "NVIDIA A100", 40960)
@@ -55,7 +55,7 @@ def test_this_machines_own_engine_is_needed_only_where_a_node_is_on_it() -> None
 
 
 def test_a_machine_is_what_it_says_but_for_what_is_declared() -> None:
-    machine = Machine(64_000, 262_144, (FOUND,))
+    machine = MachineFacts(64_000, 262_144, (FOUND,))
     _, away = sorted(settings().discover_nodes({"away": machine}), key=lambda n: n.id, reverse=True)
     assert (away.id, away.cpu_milli, away.memory_mib, away.state) == (
         "away",
@@ -88,7 +88,7 @@ def test_reserve_of_a_real_gpu_is_given_to_no_session(
 ) -> None:
     own = {k: v for k, v in given.items() if k != "gpus"}
     spec = {"name": "away"} | {k: v for k, v in given.items() if k == "gpus"}
-    node = FGPU(nodes=[spec], **own).node_of("away", Machine(64_000, 262_144, (found,)))
+    node = FGPU(nodes=[spec], **own).node_of("away", MachineFacts(64_000, 262_144, (found,)))
     assert [d.memory_mib for d in node.devices] == [left_mib]
 
 
@@ -101,7 +101,7 @@ def test_a_machine_that_does_not_answer_is_lost_and_not_without_gpus_where_they_
 
 
 def test_a_driver_that_fails_on_a_machine_whose_gpus_are_known_does_not_stop_the_hub() -> None:
-    sick = {"away": Machine(1000, 1024, None, "Driver/library version mismatch")}
+    sick = {"away": MachineFacts(1000, 1024, None, "Driver/library version mismatch")}
     specs = settings().nodes
     assert as_far_as_known(sick, specs, ["away"]) == {"away": None}, "taken as it was last"
     assert as_far_as_known(sick, specs, []) == sick, "never known: the Hub says so and ends"
@@ -109,7 +109,7 @@ def test_a_driver_that_fails_on_a_machine_whose_gpus_are_known_does_not_stop_the
 
 
 def test_gpus_that_are_not_known_stop_the_hub_and_are_never_taken_for_none() -> None:
-    unknown = Machine(1000, 1024, None, "the engine has no NVIDIA runtime and no CDI devices")
+    unknown = MachineFacts(1000, 1024, None, "the engine has no NVIDIA runtime and no CDI devices")
     with pytest.raises(
         BadSettings, match=r"which GPUs node 'away' has is not known \(the engine has no NVIDIA"
     ):
@@ -117,6 +117,6 @@ def test_gpus_that_are_not_known_stop_the_hub_and_are_never_taken_for_none() -> 
     with pytest.raises(
         BadSettings, match="node 'away' names GPU GPU-9, which NVML does not report; it has GPU-1f"
     ):
-        settings(gpus=["GPU-9"]).discover_nodes({"away": Machine(1000, 1024, (FOUND,))})
-    found = settings(gpus=[]).discover_nodes({"away": Machine(1000, 1024, (FOUND,))})
+        settings(gpus=["GPU-9"]).discover_nodes({"away": MachineFacts(1000, 1024, (FOUND,))})
+    found = settings(gpus=[]).discover_nodes({"away": MachineFacts(1000, 1024, (FOUND,))})
     assert next(n for n in found if n.id == "away").devices == ()

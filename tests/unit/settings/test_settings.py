@@ -138,8 +138,9 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"policies": {"*": ["fifo"]}}, "policies['*'] must be a dict, got ['fifo']"),
         ({"policies": {"*": {"ordre": "fifo"}}}, "policies['*'] has an ... half_life_s"),
         ({"policies": {"*": {"order": 7}}}, "policies['*']['order'] is 7; use one of the words for it"),
-        ({"policies": {"*": {"backfill": "easy"}}}, "policies['*'] has an ... half_life_s"),
-        ({"policies": {"*": {"promises": "latest"}}}, "policies['*'] has an ... half_life_s"),
+        ({"policies": {"*": {"backfill": "easy"}}}, "policies['*']['backfill'] is gone; leave it out"),
+        ({"policies": {"*": {"placement": "spread"}}}, "policies['*']['placement'] is gone; leave it out"),
+        ({"policies": {"*": {"size": 3}}}, "policies['*'] has an ... half_life_s"),
         ({"policies": {"*": {"longest_wait_s": 0}}}, "policies['*']['longest_w ... from 1 to 36000000"),
         (
             {"policies": {"*": {"longest_wait_s": 1801}}, "queue_timeout_s": 3600},
@@ -195,7 +196,7 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"reclaim": {"class": {}}}, "reclaim: there is no resource group 'class'; there are 'default'"),
         (
             {"reclaim": {"*": {"idle_minutes": 60}}},
-            "reclaim['*'] has an ... park, park_after_s, parked_for_s",
+            "reclaim['*'] has an ... park, park_after_s, parked_for_s, park_opt_out",
         ),
         (
             {"reclaim": {"*": {"park": "often"}}},

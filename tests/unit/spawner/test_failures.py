@@ -9,6 +9,7 @@ from bs4 import BeautifulSoup
 from simulator.world import request
 
 from fgpu_scheduler import EndCause, Session, SessionState
+from fgpuspawner.engines.base import LAST_WORDS, Ended
 from fgpuspawner.spawner.failures import (
     NEXT_STEP,
     REMEMBERED_S,
@@ -113,3 +114,10 @@ def test_last_end_of_a_server_is_remembered_for_an_hour(
     newest = replace(FAILED, **changes)  # type: ignore[arg-type]
     older = replace(FAILED, id=3, message="older")
     assert last_end([older, newest], server, now_s=now_s) == (newest if found else None)
+
+
+def test_last_words_are_left_out_where_they_may_hold_values_of_the_owner() -> None:
+    ended = Ended(1, EndCause.EXITED, f"the server ended{LAST_WORDS}KEY is 7")
+    assert ended.without_values(FAILED) == ended
+    own = replace(FAILED, request=replace(FAILED.request, setup=3))
+    assert ended.without_values(own).message == "the server ended"

@@ -21,6 +21,7 @@ def session(state: SessionState) -> Session:
 def test_waiting_event_has_position_and_image() -> None:
     event = waiting_event(session(SessionState.PENDING), NOTHING_KNOWN, simulated=False, pull=HALF)
     assert event["message"] == "Waiting in the queue"
+    assert event["fgpu"]["name"] == "torch 1", "the name that the list of sessions shows"
     assert event["fgpu"]["pull"]["text"] == f"f{TEXT}"
     assert (
         waiting_event(session(SessionState.PENDING), NOTHING_KNOWN, simulated=False)["fgpu"]["pull"] is None

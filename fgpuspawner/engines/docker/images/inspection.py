@@ -142,6 +142,6 @@ def recorded(
             with _never_started(client, client.inspect_container(container)["Image"], helper):
                 files = [read_file(client, one, DPKG, recipe.MOST_BYTES) for one in (helper, container)]
             apt = recipe.packages_changed(*files)
-        return recipe.written(recipe.read_changes(changed, *apt), base, name=name, before=before)
+        return recipe.dockerfile(recipe.read_changes(changed, *apt), base, name=name, before=before)
     except (DockerException, ValueError, tarfile.TarError, OSError, *GONE) as e:
         return recipe.not_written(e, base, name=name, before=before)

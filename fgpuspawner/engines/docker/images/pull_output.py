@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from fgpuspawner.engines.docker.endings import as_text
 from fgpuspawner.images.pull_state import Progress
+from fgpuspawner.text.logs import as_text
 
 RATE_OVER_S = 10.0
 RATE_AFTER_S = 1.0
@@ -36,7 +36,7 @@ class _Layer:
 
 
 @dataclass(slots=True)
-class Meter:
+class PullMeter:
     """Counts bytes and layers. Its numbers never decrease, even if a pull starts over, except for the seconds left."""
 
     _layers: dict[str, _Layer] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from fgpuspawner.engines.docker.client import FAILED
 from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.images.fetch import AT_WORK_S, EngineRequest, copy, fetch
-from fgpuspawner.engines.docker.images.pull_output import Kind, Meter, Reason
+from fgpuspawner.engines.docker.images.pull_output import Kind, PullMeter, Reason
 from fgpuspawner.images.availability import Availability, Where
 from fgpuspawner.images.labels import unlike
 from fgpuspawner.images.model import Image
@@ -63,7 +63,7 @@ class _Pull:
 
     daemon: Daemon
     image: Image
-    meter: Meter = field(default_factory=Meter)
+    meter: PullMeter = field(default_factory=PullMeter)
     phase: Phase = Phase.FETCHING
     attempt: int = 1
     trouble: str | None = None

@@ -59,14 +59,14 @@ class PodPatch:
     """What a dialect adds to a session's pod.
 
     ``limits`` are extended resources of the session's container, written to its requests as well; ``environment`` are
-    variables of that container, None for one to remove. ``claims`` are objects that the pod owns, made in its namespace.
+    variables of that container, None for one to remove. ``spec`` are fields of the pod's spec, ``claims`` are objects
+    that the pod owns, made in its namespace.
     """
 
     annotations: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    scheduler_name: str | None = None
-    runtime_class: str | None = None
+    spec: Mapping[str, str] = field(default_factory=dict)
     claims: tuple[Manifest, ...] = ()
 
     def applied(self, pod: Manifest) -> dict[str, Any]:
@@ -83,9 +83,7 @@ class PodPatch:
             kept = [v for v in container.get("env", ()) if v["name"] not in self.environment]
             variables = ({"name": n, "value": v} for n, v in self.environment.items() if v is not None)
             container["env"] = [*kept, *variables]
-        for key, value in (("schedulerName", self.scheduler_name), ("runtimeClassName", self.runtime_class)):
-            if value is not None:
-                spec[key] = value
+        spec.update(self.spec)
         for index, claim in enumerate(self.claims):
             name, of = f"gpu-{index}", {"resourceClaimName": name_of(claim)}
             spec.setdefault("resourceClaims", []).append({"name": name, **of})
@@ -106,12 +104,14 @@ class AssignedGpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuRecords:
-    """Objects beside a node or pod that dialects read: lists of the API, and lease pods' answers by pod name."""
+    """What dialects read beside a node or pod: lists of the API, and by name the answers of a node's lease pods.
 
-    pods: Sequence[Manifest] = ()
+    The answer is None for a lease pod that was not asked yet.
+    """
+
     claims: Sequence[Manifest] = ()
     slices: Sequence[Manifest] = ()
-    lease_answers: Mapping[str, str] = field(default_factory=dict)
+    leases: Mapping[str, str | None] = field(default_factory=dict)
 
 
 class Slice(NamedTuple):
@@ -129,16 +129,14 @@ class Dialect(ABC):
     """One way to share GPUs on Kubernetes.
 
     ``pins_card``: the pod gets exactly the GPU of its share, otherwise any GPU of its node. ``whole_only``: a session has
-    all of each of its devices. ``init_containers``: a session's pod may have them; they bring our files.
-    ``memory_held_by`` and ``compute_held_by`` name what enforces a share.
+    all of each of its devices.
+    ``held_by`` names what enforces a share of memory and compute.
     """
 
     name: ClassVar[str]
     pins_card: ClassVar[bool]
     whole_only: ClassVar[bool] = False
-    init_containers: ClassVar[bool] = True
-    memory_held_by: ClassVar[str]
-    compute_held_by: ClassVar[str]
+    held_by: ClassVar[str]
 
     def patch(self, shares: Sequence[Share], devices: Sequence[Device], *, name: str) -> PodPatch:
         """Return the patch that gives the pod ``name`` these shares, one or more, of one node's devices.
@@ -166,7 +164,7 @@ class Dialect(ABC):
     @property
     def libfgpu_holds(self) -> bool:
         """Whether sessions need libfgpu. Where another library enforces limits, sessions must not load both."""
-        return self.memory_held_by.startswith(LIBFGPU)
+        return self.held_by == LIBFGPU
 
     @abstractmethod
     def _patch(self, slices: Sequence[Slice], name: str) -> PodPatch: ...
@@ -218,10 +216,27 @@ class Dialect(ABC):
             raise self.refusal(f"compute of {one.compute_percent} % isn't possible; choose 1 to 100 %")
 
 
-# --- Pods of ours that only hold a place ---
+# --- Pods of ours ---
+
+
+def only_on(node: str, affinity: Manifest | None = None) -> dict[str, Any]:
+    """Return an affinity that only this node meets; with ``nodeName`` no scheduler would count the pod's requests."""
+    own = {"key": "metadata.name", "operator": "In", "values": [node]}
+    nodes = (affinity or {}).get("nodeAffinity") or {}
+    required = nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = [
+        {**term, "matchFields": [*(term.get("matchFields") or ()), own]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    only = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {**(affinity or {}), "nodeAffinity": {**nodes, **only}}
+
 
 MOVABLE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 """On pods that keep no node: a pod of no controller keeps its node from an autoscaler without this."""
+NO_PRIVILEGES: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+NO_ROOT: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+"""With `NO_PRIVILEGES` what Pod Security "restricted" requires."""
 SLEEP = ("/bin/sh", "-c", "while :; do sleep 3600; done")
 
 
@@ -235,23 +250,10 @@ def sleeping_pod(
         "metadata": {"name": name, "labels": dict(labels), "annotations": dict(MOVABLE)},
         "spec": {
             "automountServiceAccountToken": False,
-            "containers": [
-                {
-                    "command": list(SLEEP),
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                    **container,
-                }
-            ],
+            "containers": [{"command": list(SLEEP), "securityContext": dict(NO_PRIVILEGES), **container}],
             "enableServiceLinks": False,
             "restartPolicy": "Always",
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 65534,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": dict(NO_ROOT, runAsUser=65534),
             "terminationGracePeriodSeconds": 1,
             **spec,
         },
@@ -263,6 +265,13 @@ def sleeping_pod(
 
 def name_of(manifest: Manifest) -> str:
     return str(manifest["metadata"]["name"])
+
+
+def with_owner(owned: Manifest, pod: Manifest) -> dict[str, Any]:
+    """Return an object that the cluster deletes with a pod."""
+    found = pod["metadata"]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": found["name"], "uid": found["uid"]}
+    return {**owned, "metadata": {**owned["metadata"], "ownerReferences": [owner]}}
 
 
 def annotation(manifest: Manifest, key: str) -> str | None:
@@ -293,8 +302,7 @@ def read(what: str, reader: Callable[[Any], T], value: Any) -> T:
 
 MIB = 2**20
 _QUANTITY = re.compile(
-    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+))(?:[eE](?P<power>[+-]?\d{1,2})|(?P<suffix>[A-Za-z]{0,2}))",
-    re.ASCII,
+    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+))(?:[eE](?P<power>[+-]?\d{1,2})|(?P<suffix>[A-Za-z]{0,2}))", re.ASCII
 )
 _SUFFIXES = {
     **{name: Decimal(10) ** power for name, power in zip(("n", "u", "m", ""), (-9, -6, -3, 0), strict=True)},

@@ -4,14 +4,13 @@ Which GPU a pod got is not reported, so nodes' GPUs have placeholder names, and 
 one of them.
 
 `cce` is Huawei CCE's GPU virtualization: xGPU in the host's kernel enforces memory and compute. Memory is a count of
-128 MiB and compute a multiple of 5 percent, both of one GPU (product H2 to H5). Virtual GPUs cannot be used in init
-containers, so sessions get none, and no files of ours.
+128 MiB and compute a multiple of 5 percent, both of one GPU (product H2 to H5).
 
 `mig` gives a pod whole MIG instances of one profile; the hardware enforces memory and compute. The device plugin must run
 with the MIG strategy "mixed", which makes each profile a resource.
 
 Sources: Huawei Cloud CCE, user guide, "Using GPU Virtualization" (cce_10_0646: the resources, their units, one isolation
-mode on a GPU, ``schedulerName: volcano``, init containers, the whole GPU at 100 percent). That a node's allocatable
+mode on a GPU, ``schedulerName: volcano``, the whole GPU at 100 percent). That a node's allocatable
 resources add up its GPUs follows from how Kubernetes counts extended resources; it is not in these pages. NVIDIA
 k8s-device-plugin, README, "MIG Support in Kubernetes", and its resource names (``nvidia.com/mig-PROFILE``, ``+`` written
 as ``.``); release notes of 0.7.0 (a container can use one resource type at a time); NVIDIA GPU feature discovery, "MIG
@@ -54,9 +53,7 @@ class Cce(Dialect):
 
     name = "cce"
     pins_card = False
-    init_containers = False
-    memory_held_by = "xGPU"
-    compute_held_by = "xGPU"
+    held_by = "xGPU"
 
     def _patch(self, slices: Sequence[Slice], name: str) -> PodPatch:
         if len(slices) > 1:
@@ -69,7 +66,7 @@ class Cce(Dialect):
         if one.compute_percent is not None:
             steps = self.units(one.compute_percent, COMPUTE_UNIT_PERCENT, of="compute", measure="%")
             limits[COMPUTE] = str(steps * COMPUTE_UNIT_PERCENT)
-        return PodPatch(limits=limits, scheduler_name="volcano")
+        return PodPatch(limits=limits, spec={"schedulerName": "volcano"})
 
     def capacity(self, node: Manifest, records: GpuRecords) -> Sequence[FoundDevice]:
         """Return one GPU for each 100 percent of the node; all GPUs of a node are taken to be equal."""
@@ -100,17 +97,23 @@ class Mig(Dialect):
     name = "mig"
     pins_card = False
     whole_only = True
-    memory_held_by = "hardware"
-    compute_held_by = "hardware"
+    held_by = "hardware"
 
     def _patch(self, slices: Sequence[Slice], name: str) -> PodPatch:
-        resources = {self._resource(one.device) for one in slices}
+        resources = set[str]()
         for share, device in slices:
+            resource = self.resource_of(device)
+            if resource is None:
+                raise self.refusal(
+                    f"a pod gets MIG instances, and {device.model} is none;"
+                    ' choose a GPU whose model ends in its profile, as in "MIG 1g.10gb"'
+                )
             if share.memory_mib != device.memory_mib:
                 raise self.refusal(
                     f"a pod gets whole MIG instances, so {share.memory_mib} MiB isn't possible;"
                     f" choose all {device.memory_mib} MiB of the instance"
                 )
+            resources.add(resource)
         if len(resources) > 1:
             shown = " and ".join(sorted(resources))
             raise self.refusal(
@@ -122,41 +125,33 @@ class Mig(Dialect):
         profile = _PROFILE.search(device.model)
         return MIG + profile[1].replace("+", ".") if profile else None
 
-    def _resource(self, device: Device) -> str:
-        resource = self.resource_of(device)
-        if resource is None:
-            raise self.refusal(
-                f"a pod gets MIG instances, and {device.model} is none;"
-                ' choose a GPU whose model ends in its profile, as in "MIG 1g.10gb"'
-            )
-        return resource
-
     def capacity(self, node: Manifest, records: GpuRecords) -> Sequence[FoundDevice]:
         """Return the instances that the device plugin registers on the node; each takes one session."""
         name = name_of(node)
         resources = (node.get("status") or {}).get("allocatable")
         if resources is None:
             raise GpuUnknown(f"node {name} doesn't say what it has yet")
-        profiles = sorted(key for key in resources if key.startswith(MIG))
-        found = [(p, i) for p in profiles for i in range(read(f"{p} of node {name}", count, resources[p]))]
-        return [
-            self._instance(node, resource, of_profile, index)
-            for index, (resource, of_profile) in enumerate(found)
-        ]
-
-    def _instance(self, node: Manifest, resource: str, of_profile: int, index: int) -> FoundDevice:
-        name, profile = name_of(node), resource.removeprefix(MIG)
-        memory = label(node, f"{resource}.memory")
-        if memory is None:
-            raise GpuUnknown(f"node {name} has no label {resource}.memory; does GPU feature discovery run?")
-        memory_mib = read(f"{resource}.memory of node {name}", lambda text: positive(count(text)), memory)
-        product = label(node, PRODUCT) or "GPU"
-        return FoundDevice(
-            f"{name}/mig-{profile}-{of_profile}", index, f"{product} MIG {profile}", memory_mib
-        )
+        product, found = label(node, PRODUCT) or "GPU", list[FoundDevice]()
+        for resource in sorted(key for key in resources if key.startswith(MIG)):
+            memory, profile = label(node, f"{resource}.memory"), resource.removeprefix(MIG)
+            number = read(f"{resource} of node {name}", count, resources[resource])
+            if not number:
+                continue
+            if memory is None:
+                raise GpuUnknown(
+                    f"node {name} has no label {resource}.memory; does GPU feature discovery run?"
+                )
+            memory_mib = read(f"{resource}.memory of node {name}", lambda text: positive(count(text)), memory)
+            found += [
+                FoundDevice(
+                    f"{name}/mig-{profile}-{n}", len(found) + n, f"{product} MIG {profile}", memory_mib
+                )
+                for n in range(number)
+            ]
+        return found
 
     def assigned(self, pod: Manifest, records: GpuRecords) -> Sequence[AssignedGpu]:
-        wanted = [(key, value) for limits in limits_of(pod) for key, value in sorted(limits.items())]
+        wanted = [item for limits in limits_of(pod) for item in sorted(limits.items())]
         return [
             AssignedGpu(resource=resource)
             for resource, number in wanted

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +32,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
 )
 
 DRIVER = "gpu.nvidia.com"
+CLOSING = {"NoSchedule", "NoExecute"}
 
 
 class Dra(Dialect):
@@ -40,8 +40,7 @@ class Dra(Dialect):
 
     name = "dra"
     pins_card = True
-    memory_held_by = LIBFGPU
-    compute_held_by = LIBFGPU
+    held_by = LIBFGPU
 
     def _patch(self, slices: Sequence[Slice], name: str) -> PodPatch:
         claim = {
@@ -56,24 +55,44 @@ class Dra(Dialect):
     def capacity(self, node: Manifest, records: GpuRecords) -> Sequence[FoundDevice]:
         """Return the GPUs of the driver's slices for the node. Reads ``slices``."""
         name = name_of(node)
-        mine = [
-            s for s in records.slices if _spec(s).get("driver") == DRIVER and _spec(s).get("nodeName") == name
-        ]
+        specs = [_spec(s) for s in records.slices]
+        mine = [spec for spec in specs if (spec.get("driver"), spec.get("nodeName")) == (DRIVER, name)]
         if not mine:
             raise GpuUnknown(f"node {name} has no ResourceSlice of {DRIVER}; does its DRA driver run?")
-        gpus = [
-            d for s in _newest(mine, name) for d in _spec(s).get("devices") or () if _text(d, "type") == "gpu"
+        devices = [device for spec in _newest(mine, name) for device in spec.get("devices") or ()]
+        gpus = enumerate(device for device in devices if _text(device, "type") == "gpu")
+        return [
+            read(f"the ResourceSlice of node {name}", lambda pair: _device(*pair), (n, gpu))
+            for n, gpu in gpus
+            if not {taint.get("effect") for taint in gpu.get("taints") or ()} & CLOSING
         ]
-        what = f"the ResourceSlice of node {name}"
-        found = [read(what, lambda pair: _device(*pair), pair) for pair in enumerate(gpus)]
-        return [device for device, gpu in zip(found, gpus, strict=True) if not _is_tainted(gpu)]
 
     def assigned(self, pod: Manifest, records: GpuRecords) -> Sequence[AssignedGpu]:
         """Return the GPUs allocated to the pod's claims. Reads ``claims`` and ``slices``."""
-        wanted = [_claim_of(pod, reference) for reference in pod["spec"].get("resourceClaims") or ()]
-        space = pod["metadata"].get("namespace")
-        by_name = {name_of(c): c for c in records.claims if c["metadata"].get("namespace") == space}
-        return [gpu for name in wanted for gpu in _allocated(name, by_name.get(name), records.slices)]
+        space, status = pod["metadata"].get("namespace"), pod.get("status") or {}
+        made = {s["name"]: s.get("resourceClaimName") for s in status.get("resourceClaimStatuses") or ()}
+        claims = {name_of(c): c for c in records.claims if c["metadata"].get("namespace") == space}
+        uuids = {
+            (_spec(s)["pool"]["name"], device["name"]): _text(device, "uuid")
+            for s in records.slices
+            if _spec(s).get("driver") == DRIVER
+            for device in _spec(s).get("devices") or ()
+        }
+        found: list[AssignedGpu] = []
+        for reference in pod["spec"].get("resourceClaims") or ():
+            name = reference.get("resourceClaimName") or made.get(reference["name"])
+            if name is None:
+                raise GpuUnknown(f"the claim {reference['name']} of pod {name_of(pod)} isn't made yet")
+            allocation = (claims.get(name, {}).get("status") or {}).get("allocation")
+            if allocation is None:
+                raise GpuUnknown(f"the ResourceClaim {name} isn't allocated yet")
+            results = (allocation.get("devices") or {}).get("results") or ()
+            for pool, device in ((r["pool"], r["device"]) for r in results if r["driver"] == DRIVER):
+                uuid = uuids.get((pool, device))
+                if uuid is None:
+                    raise GpuUnknown(f"the GPU {device} of the ResourceClaim {name} is in no ResourceSlice")
+                found.append(AssignedGpu(uuid))
+        return found
 
 
 def _request(name: str, one: Slice) -> dict[str, Any]:
@@ -101,16 +120,14 @@ def _text(device: Manifest, attribute: str) -> str | None:
     return found.get("string")
 
 
-def _newest(slices: Sequence[Manifest], node: str) -> list[Manifest]:
+def _newest(specs: Sequence[Manifest], node: str) -> list[Manifest]:
     """Return the slices of each pool's newest generation; by the API's rules older ones are out of date."""
-    pools = defaultdict(list)
-    for one in slices:
-        pools[_spec(one)["pool"]["name"]].append(one)
-    newest = []
-    for pool, ones in pools.items():
-        generation = max(_spec(s)["pool"]["generation"] for s in ones)
-        current = [s for s in ones if _spec(s)["pool"]["generation"] == generation]
-        if len(current) != _spec(current[0])["pool"]["resourceSliceCount"]:
+    newest: list[Manifest] = []
+    for pool in dict.fromkeys(spec["pool"]["name"] for spec in specs):
+        own = [spec for spec in specs if spec["pool"]["name"] == pool]
+        generation = max(spec["pool"]["generation"] for spec in own)
+        current = [spec for spec in own if spec["pool"]["generation"] == generation]
+        if len(current) != current[0]["pool"]["resourceSliceCount"]:
             raise GpuUnknown(f"node {node}: not all ResourceSlices of the pool {pool} are there yet")
         newest += current
     return newest
@@ -121,37 +138,3 @@ def _device(position: int, device: Manifest) -> FoundDevice:
     uuid, model = device["attributes"]["uuid"]["string"], device["attributes"]["productName"]["string"]
     memory_mib = positive(mebibytes(device["capacity"]["memory"]["value"]))
     return FoundDevice(uuid, int(numbered[1]) if numbered else position, model, memory_mib)
-
-
-def _is_tainted(device: Manifest) -> bool:
-    return any(t.get("effect") in {"NoSchedule", "NoExecute"} for t in device.get("taints") or ())
-
-
-def _claim_of(pod: Manifest, reference: Manifest) -> str:
-    statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
-    made = {s["name"]: s.get("resourceClaimName") for s in statuses}
-    name = reference.get("resourceClaimName") or made.get(reference["name"])
-    if name is None:
-        raise GpuUnknown(f"the claim {reference['name']} of pod {name_of(pod)} isn't made yet")
-    return str(name)
-
-
-def _allocated(name: str, claim: Manifest | None, slices: Sequence[Manifest]) -> list[AssignedGpu]:
-    allocation = ((claim or {}).get("status") or {}).get("allocation")
-    if allocation is None:
-        raise GpuUnknown(f"the ResourceClaim {name} isn't allocated yet")
-    results = (allocation.get("devices") or {}).get("results") or ()
-    return [AssignedGpu(_uuid_of(name, r, slices)) for r in results if r["driver"] == DRIVER]
-
-
-def _uuid_of(claim: str, result: Manifest, slices: Sequence[Manifest]) -> str:
-    uuids = [
-        _text(device, "uuid")
-        for s in slices
-        if _spec(s).get("driver") == DRIVER and _spec(s)["pool"]["name"] == result["pool"]
-        for device in _spec(s).get("devices") or ()
-        if device["name"] == result["device"]
-    ]
-    if not uuids or uuids[-1] is None:
-        raise GpuUnknown(f"the GPU {result['device']} of the ResourceClaim {claim} is in no ResourceSlice")
-    return uuids[-1]

@@ -5,9 +5,9 @@ A node's GPUs are in an annotation of the node, and the GPUs of a pod's containe
 JupyterHub's network init container is), and lets a container's variable ``CUDA_DISABLE_CONTROL`` switch its limits off.
 
 Sources: Project-HAMi/HAMi, docs/config.md (resource names and defaults, ``deviceMemoryScaling``, ``deviceSplitCount``);
-docs/develop/protocol.md (both annotations; nine or seven fields); docs/gpu-memory-factor.md (units of a pod's request);
+docs/develop/protocol.md (both annotations); docs/gpu-memory-factor.md (units of a pod's request);
 pkg/device/nvidia/device.go and pkg/device/devices.go (``nvidia.com/use-gpuuuid``, ``nvidia.com/vgpu-mode``; since 2.7 the
-node's annotation is JSON, which leaves out what is 0 or false).
+node's annotation is JSON; that of older ones is not read).
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class Hami(Dialect):
     """
 
     name = "hami"
-    memory_held_by = "HAMi"
-    compute_held_by = "HAMi"
+    held_by = "HAMi"
     pins_card = True
 
     def __init__(self, *, memory_unit_mib: int = 1) -> None:
@@ -75,7 +74,7 @@ class Hami(Dialect):
             annotations={"nvidia.com/use-gpuuuid": uuids, "nvidia.com/vgpu-mode": MODE},
             limits=limits,
             environment={SWITCH: None},
-            scheduler_name="hami-scheduler",
+            spec={"schedulerName": "hami-scheduler"},
         )
 
     def capacity(self, node: Manifest, records: GpuRecords) -> Sequence[FoundDevice]:
@@ -106,20 +105,12 @@ def _allotted(text: str) -> list[AssignedGpu]:
 
 
 def _shared(text: str) -> list[FoundDevice]:
-    """Return the healthy GPUs in HAMi-core's mode: from JSON, or from lines of nine or seven fields."""
-    if text.lstrip().startswith("["):
-        cards = [
-            (one["id"], one.get("index", 0), one["devmem"], one["type"], one.get("health"), one.get("mode"))
-            for one in json.loads(text)
-        ]
-    else:
-        cards = []
-        for position, line in enumerate(filter(None, text.split(":"))):
-            uuid, _shares, memory, _cores, model, _numa, health, *more = line.split(",")
-            index, mode = (int(more[0]), more[1]) if more else (position, MODE)
-            cards.append((uuid, index, int(memory), model, health == "true", mode))
+    """Return the healthy GPUs in HAMi-core's mode; the JSON leaves out what is 0 or false."""
+    gpus = json.loads(text)
+    if not isinstance(gpus, list):
+        raise ValueError("no list")
     return [
-        FoundDevice(uuid, index, model, positive(memory))
-        for uuid, index, memory, model, healthy, mode in cards
-        if healthy and (mode or MODE) == MODE
+        FoundDevice(gpu["id"], gpu.get("index", 0), gpu["type"], positive(gpu["devmem"]))
+        for gpu in gpus
+        if gpu.get("health") and (gpu.get("mode") or MODE) == MODE
     ]

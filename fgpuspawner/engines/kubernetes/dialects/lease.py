@@ -37,8 +37,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
     Manifest,
     PodPatch,
     Slice,
-    label,
-    name_of,
+    only_on,
     positive,
     read,
     sleeping_pod,
@@ -74,8 +73,7 @@ class Lease(Dialect):
 
     name = "lease"
     pins_card = True
-    memory_held_by = LIBFGPU
-    compute_held_by = LIBFGPU
+    held_by = LIBFGPU
 
     def __init__(
         self,
@@ -103,7 +101,8 @@ class Lease(Dialect):
             return PodPatch(
                 annotations={f"{NRI_CONTAINER}{CONTAINER}": devices}, environment={VISIBLE: "void"}
             )
-        return PodPatch(environment={VISIBLE: devices}, runtime_class=self._runtime_class or None)
+        runtime = {"runtimeClassName": self._runtime_class} if self._runtime_class else {}
+        return PodPatch(environment={VISIBLE: devices}, spec=runtime)
 
     def way_of(self, uuid: str) -> str:
         """Return how a session's pod names a GPU: as the setting says, or so that it gets it as the GPU's lease did."""
@@ -118,16 +117,10 @@ class Lease(Dialect):
         return VARIABLE if given is None else CDI
 
     def capacity(self, node: Manifest, records: GpuRecords) -> Sequence[FoundDevice]:
-        """Return the GPUs that running lease pods on the node hold. Reads ``pods`` and ``lease_answers``."""
-        leases = [
-            pod
-            for pod in records.pods
-            if self._is_lease(pod) and pod["spec"].get("nodeName") == name_of(node)
-        ]
+        """Return the GPUs that the node's lease pods hold. Reads ``leases``."""
         # In a container every GPU has index 0: the number at the end of the lease's name tells them apart.
         found = {
-            int(name.rpartition("-")[2]): gpu_of(name, records.lease_answers.get(name))
-            for name in map(name_of, leases)
+            int(name.rpartition("-")[2]): gpu_of(name, answer) for name, answer in records.leases.items()
         }
         return [replace(device, index=n) for n, device in sorted(found.items())]
 
@@ -137,13 +130,6 @@ class Lease(Dialect):
         said = [str(v.get("value", "")) for v in variables]
         said += [value for key, value in notes if key.startswith(NRI_CONTAINER)]
         return [AssignedGpu(uuid) for uuid in UUID.findall(",".join(said))]
-
-    def _is_lease(self, pod: Manifest) -> bool:
-        return (
-            label(pod, LEASE_LABEL) == self._installation
-            and (pod.get("status") or {}).get("phase") == "Running"
-            and not pod["metadata"].get("deletionTimestamp")
-        )
 
     def lease_pod(self, *, name: str, node: str, image: str) -> dict[str, Any]:
         """Return the pod that leases one GPU of a node; ``image`` needs a shell.
@@ -161,10 +147,8 @@ class Lease(Dialect):
                 "requests": {"cpu": "10m", "memory": "64Mi", **gpu},
             },
         }
-        on_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on_node]}}
         where: dict[str, Any] = {
-            "affinity": {"nodeAffinity": required},
+            "affinity": only_on(node),
             "tolerations": [dict(one) for one in TOLERATIONS],
             "hostPID": self.measures,
             "priorityClassName": self._priority_class,

@@ -11,10 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import gcd
 
-import numpy as np
-
-from fgpu_scheduler.core.node_table import Ints
-
 #: The number of the most popular fractions that are priced.
 FRACTIONS = 16
 #: The part of a price that is the size of the piece: the dual alone gives several sizes the same price.
@@ -25,7 +21,7 @@ CELLS = 1000
 ROUNDS = 400
 
 
-def residual_values(demand: Mapping[int, int], *, capacity_milli: int) -> Ints:
+def residual_values(demand: Mapping[int, int], *, capacity_milli: int) -> list[int]:
     """Return the worth of each free amount of a device from 0 to ``capacity_milli``, in the same milli.
 
     ``demand`` counts the requests for each amount; amounts of a whole device or more are left out. A whole device is
@@ -46,11 +42,8 @@ def residual_values(demand: Mapping[int, int], *, capacity_milli: int) -> Ints:
     worth, _ = _best_cut(prices, lengths, cells)
     whole = worth[cells] or 1.0
     # All amounts of a cell are worth the same, and round fractions make few cells.
-    values = np.repeat([int(capacity_milli * of_cell / whole) for of_cell in worth], cell)[
-        : capacity_milli + 1
-    ]
-    values[capacity_milli] = capacity_milli
-    return values
+    values = [int(capacity_milli * of_cell / whole) for of_cell in worth for _ in range(cell)]
+    return [*values[:capacity_milli], capacity_milli]
 
 
 def _best_cut(prices: list[float], lengths: list[int], cells: int) -> tuple[list[float], list[int]]:

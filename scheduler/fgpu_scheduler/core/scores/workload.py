@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fgpu_scheduler.core.model import Node, Request
+from fgpu_scheduler.core import shares
+from fgpu_scheduler.core.model import Device, Node, Request, RequestCount
+
+#: The workload counts from this many requests for GPUs on. With fewer, `worth` is best fit: with a guessed workload it
+#: refused whole-node jobs for which best fit has room.
+LEAST_ASKED = 50
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,10 +32,7 @@ def only_model(gpu_models: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Typical requests and their counts; the most frequent first, then by amounts.
-
-    It describes the recent requests of one resource group, or a list that an administrator wrote.
-    """
+    """Typical requests of one resource group and their counts; the most frequent first, then by amounts."""
 
     counts: tuple[tuple[TypicalRequest, int], ...] = ()
 
@@ -114,3 +116,22 @@ class ClusterTotals(NamedTuple):
     def capacity_milli(self) -> int:
         """The fGPU x 1000 of all devices."""
         return sum(kind.capacity_milli * count for kind, count in self.kinds)
+
+
+def workload_of(asked: Iterable[RequestCount], cluster: ClusterTotals) -> Workload:
+    """Return the typical requests on these nodes; none if there were too few requests."""
+    known = Workload.counted((_typical(one, cluster), one.count) for one in asked)
+    on_devices = sum(count for shape, count in known.counts if shape.fgpu_milli > 0)
+    return known if on_devices >= LEAST_ASKED else Workload()
+
+
+def _typical(one: RequestCount, cluster: ClusterTotals) -> TypicalRequest:
+    fgpu_milli, request = one.fgpu_milli, shares.shape(one)
+    if shares.is_explicit(request):
+        # Explicit amounts count as the least fGPU that they are worth on any device.
+        devices = (
+            Device("", "", 0, kind.model, kind.memory_mib, kind.capacity_milli) for kind, _ in cluster.kinds
+        )
+        worth = [own[0].fgpu_milli for d in devices if (own := shares.shares_of(request, (d,)))]
+        fgpu_milli = min(worth, default=0)
+    return TypicalRequest(fgpu_milli, one.cpu_milli, one.memory_mib, only_model(one.gpu_models))

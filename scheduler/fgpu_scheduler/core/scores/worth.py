@@ -1,4 +1,4 @@
-"""The default score: keep the free GPUs most useful for what users will request next.
+"""The score: keep the free GPUs most useful for what users will request next.
 
 The loss of a placement has five terms, each in thousandths of a GPU:
 
@@ -12,19 +12,18 @@ The loss of a placement has five terms, each in thousandths of a GPU:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from functools import lru_cache
 from math import gcd
+from operator import ge
 from typing import NamedTuple
 
-import numpy as np
-
-from fgpu_scheduler.core.node_table import Ints, PlacementBatch
+from fgpu_scheduler.core.model import RequestCount, Snapshot
 from fgpu_scheduler.core.placement import NodeAmounts, Score, best_fit
 from fgpu_scheduler.core.scores.cutting_stock import residual_values
-from fgpu_scheduler.core.scores.fgd import Fragmentation
-from fgpu_scheduler.core.scores.simple import batch_best_fit
-from fgpu_scheduler.core.scores.workload import ClusterTotals, TypicalRequest, Workload
+from fgpu_scheduler.core.scores.fragments import Fragmentation
+from fgpu_scheduler.core.scores.workload import ClusterTotals, NodeKind, TypicalRequest, Workload, workload_of
 
 # Weights, set on seeds 42 to 46 of bench/scheduler/openb.py; half or double of each changes little.
 TYPICAL_PERCENT = 75
@@ -42,6 +41,18 @@ OPENED_AT_MOST = 300
 #: Nodes are scarce if the requests that can run nowhere else will need this many thousandths of them. Set on seeds 42 to
 #: 46 of bench/scheduler/openb.py: with 200, up to 0.6 points are lost where many requests are for whole nodes.
 LEAST_SCARCE = 500
+
+
+def score_for(snapshot: Snapshot, resource_group: str, cluster: ClusterTotals) -> Score:
+    """Return the score for a resource group whose nodes have these totals, by its newest requests."""
+    asked = tuple(one for one in snapshot.request_counts if one.resource_group == resource_group)
+    return _made(asked, cluster)
+
+
+@lru_cache(maxsize=32)
+def _made(asked: tuple[RequestCount, ...], cluster: ClusterTotals) -> Score:
+    """Return the score, made once for many passes: making it costs more than a pass."""
+    return worth(workload_of(asked, cluster), cluster)
 
 
 def worth(workload: Workload, cluster: ClusterTotals) -> Score:
@@ -62,15 +73,14 @@ def prices(workload: Workload, cluster: ClusterTotals) -> dict[str, int]:
     It is the part of these GPUs that the requests for only this model will need, if the demand equals the capacity of
     the cluster: 1000 if they alone would fill them. Models that no request names are left out.
     """
-    there: dict[str, int] = {}
+    there, named = Counter[str](), Counter[str]()
     for kind, count in cluster.kinds:
-        there[kind.model] = there.get(kind.model, 0) + kind.capacity_milli * count
-    named: dict[str, int] = {}
+        there[kind.model] += kind.capacity_milli * count
     for shape, count in workload.counts:
-        named[shape.gpu_model] = named.get(shape.gpu_model, 0) + shape.fgpu_milli * count
-    everything = sum(named.values())
+        named[shape.gpu_model] += shape.fgpu_milli * count
+    everything = named.total()
     found = {
-        model: min(1000, 1000 * named.get(model, 0) * cluster.capacity_milli // max(1, everything * own))
+        model: min(1000, 1000 * named[model] * cluster.capacity_milli // max(1, everything * own))
         for model, own in sorted(there.items())
         if model and own > 0
     }
@@ -84,12 +94,12 @@ class _Worth:
         self._opened = min(OPENED_AT_MOST, OPENED // max(1, cluster.devices))
         self._prices = prices(workload, cluster)
         self._scarce = scarce_nodes(workload, cluster)
-        self._demand: dict[int, int] = {}
+        self._demand = Counter[int]()
         for shape, count in workload.counts:
-            self._demand[shape.fgpu_milli] = self._demand.get(shape.fgpu_milli, 0) + count
+            self._demand[shape.fgpu_milli] += count
         self._per_cpu = _per(workload, cluster, lambda one: one.cpu_milli)
         self._per_memory = _per(workload, cluster, lambda one: one.memory_mib)
-        self._lost: dict[int, tuple[list[int], Ints]] = {}
+        self._lost: dict[int, list[int]] = {}
         self._potential = lru_cache(maxsize=1 << 16)(self._worth)
 
     def __call__(self, before: NodeAmounts, after: NodeAmounts, taken: tuple[int, ...]) -> tuple[int, ...]:
@@ -102,42 +112,21 @@ class _Worth:
         fit = best_fit(before, after, taken)
         return (lost, *fit, after.cpu_milli if taken and not fit[0] else 0)
 
-    def batch(self, takes: PlacementBatch) -> tuple[Ints, ...]:
-        capacity = takes.capacity_milli
-        _, losses = self._losses(capacity)
-        devices, row = takes.devices, takes.row
-        after = takes.sum_after(), takes.cpu_after[row], takes.memory_after[row]
-        stranded = self._stranded_many(*after, devices[row], capacity)
-        before = takes.free_milli.sum(axis=1), takes.cpu_milli, takes.memory_mib
-        stranded -= self._stranded_many(*before, devices, capacity)[row]
-        lost = RESIDUAL * takes.changed(losses) + STRANDED * stranded
-        if self._scarce:
-            lost += PRICE * prices_of(self._scarce, *before)[row]
-            if not takes.devices_taken:  # A placement on a GPU leaves no node whole.
-                lost -= PRICE * prices_of(self._scarce, *after)
-        if self._prices and takes.devices_taken:
-            price = np.array([self._prices.get(kind.model, 0) for kind in takes.kinds], dtype=np.int64)
-            each = 1000 * (takes.before - takes.after) // capacity
-            lost += PRICE * (price[takes.kind] * each * takes.devices_taken // 1000)
-        lost = self._scale * lost + FRAGMENT * self._fragments.growth(takes)
-        cpu = np.where((takes.after == 0) & (takes.devices_taken > 0), takes.cpu_after[row], 0)
-        return lost, *batch_best_fit(takes), cpu
-
-    def _losses(self, capacity: int) -> tuple[list[int], Ints]:
-        """Return what each free amount of a device has lost, in thousandths of a GPU, as a list and as an array."""
+    def _losses(self, capacity: int) -> list[int]:
+        """Return what each free amount of a device has lost, in thousandths of a GPU."""
         losses = self._lost.get(capacity)
         if losses is None:
-            found = 1000 * (np.arange(capacity + 1) - residual_values(self._demand, capacity_milli=capacity))
-            found //= capacity
-            found[capacity] = -self._opened
-            losses = self._lost[capacity] = found.tolist(), found
+            values = residual_values(self._demand, capacity_milli=capacity)
+            losses = [1000 * (free - value) // capacity for free, value in enumerate(values)]
+            losses[capacity] = -self._opened
+            self._lost[capacity] = losses
         return losses
 
     def _worth(self, room: NodeAmounts) -> int:
         residual = free_milli = 0
         for free, capacity in zip(room.free_milli, room.capacity_milli, strict=True):
             if free > 0:
-                residual += self._losses(capacity)[0][min(free, capacity)]
+                residual += self._losses(capacity)[min(free, capacity)]
             free_milli += free
         served = free_milli
         for host, (fgpu, each) in ((room.cpu_milli, self._per_cpu), (room.memory_mib, self._per_memory)):
@@ -147,16 +136,10 @@ class _Worth:
         if served < free_milli:
             stranded = 1000 * (free_milli - served) * len(room.capacity_milli) // sum(room.capacity_milli)
         lost = RESIDUAL * residual + STRANDED * stranded
-        if self._scarce:
-            lost -= PRICE * price_of(self._scarce, free_milli, room.cpu_milli, room.memory_mib)
+        for fgpu_milli, cpu_milli, memory_mib, price in self._scarce:
+            if free_milli >= fgpu_milli and room.cpu_milli >= cpu_milli and room.memory_mib >= memory_mib:
+                lost -= PRICE * price
         return self._scale * lost + FRAGMENT * self._fragments(room)
-
-    def _stranded_many(self, free_milli: Ints, cpu: Ints, memory: Ints, devices: Ints, capacity: int) -> Ints:
-        served = free_milli
-        for host, (fgpu, each) in ((cpu, self._per_cpu), (memory, self._per_memory)):
-            if each:
-                served = np.minimum(served, host * fgpu // each)
-        return np.asarray(1000 * (free_milli - served) * devices // (devices * capacity))
 
 
 def _per(
@@ -198,46 +181,25 @@ def scarce_nodes(workload: Workload, cluster: ClusterTotals) -> tuple[ScarceNode
     node is its GPU times the part of these nodes that the requests will need that can run nowhere else, if the demand
     equals the capacity of the cluster.
     """
-    # A request for less than all GPUs of a node leaves room on it. Requests for one model pay its price (`prices`).
-    sizes = {host.capacity_milli for host, _ in cluster.hosts if host.capacity_milli > 0}
-    asked = [(shape, n) for shape, n in workload.counts if shape.fgpu_milli in sizes and not shape.gpu_model]
-    if not asked:
-        return ()
-    hosts = np.array([host for host, _ in cluster.hosts], dtype=np.int64)
-    there = np.array([host[0] * count for host, count in cluster.hosts], dtype=np.int64)
-    amounts = np.array([(s.fgpu_milli, s.cpu_milli, s.memory_mib) for s, _ in asked], dtype=np.int64)
-    demand = np.array([shape.fgpu_milli * n for shape, n in asked], dtype=np.int64)
     everything = sum(shape.fgpu_milli * n for shape, n in workload.counts)
-    able = np.asarray((hosts[None] >= amounts[:, None]).all(axis=2))
-    # Requests that would fill every node that could hold them.
-    whole = able.any(axis=1) & ~(able & (hosts[None, :, 0] > amounts[:, 0, None])).any(axis=1)
+    #: By the kinds of nodes that could hold them, the requests that would fill each of these.
+    filling: dict[frozenset[NodeKind], list[tuple[TypicalRequest, int]]] = {}
+    for shape, n in workload.counts:
+        amounts = shape.fgpu_milli, shape.cpu_milli, shape.memory_mib
+        able = frozenset(host for host, _ in cluster.hosts if all(map(ge, host, amounts)))
+        # A request for less than all GPUs leaves room on a node. Requests for one model pay its price (`prices`).
+        fills = shape.fgpu_milli > 0 and all(host.capacity_milli == shape.fgpu_milli for host in able)
+        if able and fills and not shape.gpu_model:
+            filling.setdefault(able, []).append((shape, n))
     found = []
-    for nodes in np.unique(able[whole], axis=0):
-        if 2 * int(there[nodes].sum()) > cluster.capacity_milli:
+    for able, own in filling.items():
+        there = sum(host.capacity_milli * count for host, count in cluster.hosts if host in able)
+        if 2 * there > cluster.capacity_milli:
             continue  # For most of the nodes a price would only keep them empty for longer.
-        own = amounts[whole & (able == nodes).all(axis=1)].min(axis=0)
-        captive = int(demand[whole & ~(able & ~nodes).any(axis=1)].sum())
-        part = min(
-            1000, 1000 * captive * cluster.capacity_milli // max(1, everything * int(there[nodes].sum()))
-        )
+        captive = [(s.fgpu_milli * n) for kinds, asked in filling.items() if kinds <= able for s, n in asked]
+        part = min(1000, 1000 * sum(captive) * cluster.capacity_milli // max(1, everything * there))
         if part >= LEAST_SCARCE:
-            found.append(ScarceNodes(int(own[0]), int(own[1]), int(own[2]), part * int(own[0]) // 1000))
+            fgpu = own[0][0].fgpu_milli
+            cpu, memory = min(s.cpu_milli for s, _ in own), min(s.memory_mib for s, _ in own)
+            found.append(ScarceNodes(fgpu, cpu, memory, part * fgpu // 1000))
     return tuple(found)
-
-
-def price_of(scarce: Sequence[ScarceNodes], fgpu_milli: int, cpu_milli: int, memory_mib: int) -> int:
-    """Return the price of a node with this free capacity: 0 if it is not scarce, or not whole."""
-    return sum(
-        one.price
-        for one in scarce
-        if fgpu_milli >= one.fgpu_milli and cpu_milli >= one.cpu_milli and memory_mib >= one.memory_mib
-    )
-
-
-def prices_of(scarce: Sequence[ScarceNodes], fgpu_milli: Ints, cpu_milli: Ints, memory_mib: Ints) -> Ints:
-    """Return `price_of` for many nodes at once."""
-    found = np.zeros_like(fgpu_milli)
-    for one in scarce:
-        whole = (fgpu_milli >= one.fgpu_milli) & (cpu_milli >= one.cpu_milli) & (memory_mib >= one.memory_mib)
-        found += one.price * whole
-    return found

@@ -1,4 +1,4 @@
-"""How our containers are recognised, and the session of a process that uses a GPU."""
+"""How our containers are recognised, whose a process that uses a GPU is, and what owners read of an engine's refusal."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 from typing import Any
 
 import pytest
+from docker.errors import APIError
 
 from fgpuspawner.engines.docker import containers
 from fgpuspawner.engines.docker.containers import Containers, container_ids, session_and_attempt
+from fgpuspawner.engines.docker.endings import refusal_words
 
 
 def test_container_name_has_session_and_attempt() -> None:
@@ -84,3 +86,35 @@ def test_process_numbers_of_another_namespace_are_asked_of_the_engine(
     engine: Any = Engine()
     assert Containers(engine, installation="abc").sessions_of([os.getpid()]) == found
     assert engine.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("engine_says", "owner_reads"),
+    [
+        (
+            'could not select device driver "nvidia" with capabilities: [[gpu compute utility]]',
+            "this server's Docker engine has no GPU runtime; ask an administrator to install it",
+        ),
+        (
+            "unknown or invalid runtime name: nvidia",
+            "this server's Docker engine has no GPU runtime; ask an administrator to install it",
+        ),
+        (
+            "failed to create shim: write /var/lib/docker/x: no space left on device: unknown",
+            "the server's disk is full; ask an administrator",
+        ),
+        (
+            'unable to start container process: exec: "jupyterhub-singleuser": executable file not found in $PATH',
+            "this image has no server environment: jupyterhub-singleuser is not in it, or cannot run; ask an "
+            "administrator to build it with `fgpu images build` (docs/images.md), or choose another image",
+        ),
+        (
+            'exec: "/no/such/program": stat /no/such/program: no such file or directory',
+            'the container could not be started: exec: "/no/such/program": stat /no/such/program: no such file or '
+            "directory",
+        ),
+        ("invalid mount config", "the container could not be started: invalid mount config"),
+    ],
+)
+def test_refusal_of_the_engine_is_explained_to_the_owner(engine_says: str, owner_reads: str) -> None:
+    assert refusal_words(APIError("500 Server Error", explanation=engine_says)) == owner_reads

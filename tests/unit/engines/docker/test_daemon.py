@@ -136,22 +136,22 @@ async def test_machine_cannot_report_or_end_another_machines_session(
     ours = Observed("here", 1, 1, "fgpu-abc-1-1", alive=True)
     forged = [replace(ours, alive=False), replace(ours, node_id="far")]
     here, far = Daemonless("here", ours), Daemonless("far", *forged)
-    removed: list[tuple[str, Observed]] = []
+    removed: list[tuple[str, str]] = []
     for daemon, seen in ((here, [ours]), (far, forged)):
         daemon.containers._seen = frozenset((o.node_id, o.handle) for o in seen)
 
-        async def remove(observed: Observed, at: str = str(daemon.address)) -> bool:
-            removed.append((at, observed))
+        async def remove(name: str, at: str = str(daemon.address), **_: bool) -> bool:
+            removed.append((at, name))
             return True
 
-        monkeypatch.setattr(daemon.containers, "remove", remove)
+        monkeypatch.setattr(daemon.containers, "remove_named", remove)
     fleet = Fleet([here, far])
     for _ in range(2):
         assert list((await fleet.observe()).things) == [ours, forged[1]]
     assert caplog.text.count("is not believed") == 1
     # As a ghost it is removed where it is said to be, and not where a session has its name.
     await fleet.remove(forged[1])
-    assert removed == [("the Docker engine of far", forged[1])]
+    assert removed == [("the Docker engine of far", forged[1].handle)]
 
 
 @pytest.mark.parametrize("said", [{}, {"NCPU": "many", "MemTotal": 1}, {"NCPU": 1, "MemTotal": None}, []])

@@ -26,6 +26,7 @@ from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.settings import configured
+from fgpuspawner.settings.folders import SharedFolder
 
 TORCH = Image("torch", "Torch", "pytorch", "2", "3.11", "lab/torch:1")
 ASKED = Request("alice", "", "torch", "default", 500, 2000, 1024)
@@ -41,7 +42,12 @@ def spawner_of(**settings: Any) -> FGPUSpawner:
     return spawner
 
 
-async def made(image: Image = TORCH, **settings: Any) -> dict[str, Any]:
+async def made(
+    image: Image = TORCH,
+    shared: tuple[SharedFolder, ...] = (),
+    context: CreateContext = PLACE,
+    **settings: Any,
+) -> dict[str, Any]:
     """Return docker-py's arguments for a session's container, with these settings of ``c.DockerSpawner``."""
     spawner = spawner_of(**settings)
     spawner._session = SESSION
@@ -57,16 +63,46 @@ async def made(image: Image = TORCH, **settings: Any) -> dict[str, Any]:
         devices=(),
         folder=Path("/srv/limits/7"),
         port=8888,
+        shared=shared,
         shared_memory_mib=512,
         options=options,
     )
-    kwargs, _ = arguments(spec, options, PLACE, {"Id": "sha256:1", "Config": {"Cmd": ["server"]}})
+    kwargs, _ = arguments(spec, options, context, {"Id": "sha256:1", "Config": {"Cmd": ["server"]}})
     return kwargs
 
 
 async def test_private_image_is_started_by_its_id() -> None:
     assert (await made())["image"] == TORCH.reference
     assert (await made(replace(TORCH, owner="eve")))["image"] == "sha256:1"
+
+
+@pytest.mark.parametrize(
+    ("version", "below"), [("1.41", {"NonRecursive": True}), ("1.44", {"ReadOnlyForceRecursive": True})]
+)
+async def test_read_only_folder_lets_nothing_below_it_be_written_on_any_engine(
+    version: str, below: dict[str, bool]
+) -> None:
+    shared = (
+        SharedFolder("sets", "data/sets", "/srv/sets"),
+        SharedFolder("vision", "vision", "/srv/vision", read_only=False),
+    )
+    found = await made(shared=shared, context=replace(PLACE, api_version=version))
+    assert found["host_config"]["Mounts"] == [
+        {
+            "Type": "bind",
+            "Source": "/srv/sets",
+            "Target": "/run/fgpu/folders/sets",
+            "ReadOnly": True,
+            "BindOptions": {"Propagation": "rprivate", **below},
+        },
+        {
+            "Type": "bind",
+            "Source": "/srv/vision",
+            "Target": "/run/fgpu/folders/vision",
+            "ReadOnly": False,
+            "BindOptions": {"Propagation": "rprivate"},
+        },
+    ]
 
 
 async def test_shared_memory_is_the_sessions_unless_an_administrator_sets_another() -> None:

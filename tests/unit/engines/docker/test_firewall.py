@@ -11,19 +11,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
 from fgpuspawner.engines.docker import firewall
 from fgpuspawner.engines.docker import networks as network
 from fgpuspawner.engines.docker.firewall import (
-    Firewall,
-    Rules,
+    FirewallFailed,
+    FirewallKeeper,
+    FirewallRules,
     complete,
     read_state,
     removal,
@@ -34,7 +35,7 @@ from fgpuspawner.engines.docker.firewall import (
 
 T = TypeVar("T")
 
-RULES = Rules(
+RULES = FirewallRules(
     installation="abc123",
     services=(("172.18.0.1", 8001), ("172.18.0.1", 10880), ("fd00:1::1", 8001)),
     allowed_ports=(443,),
@@ -72,19 +73,18 @@ def in_network_of_its_own(function: Callable[[], T]) -> T:
     return found[0]
 
 
-@pytest.fixture(params=["as it comes", "nft", "legacy"])
+@pytest.fixture(params=["nft", "legacy"])
 def iptables(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One kind of iptables, under its plain names."""
-    if os.geteuid() != 0 or shutil.which("iptables") is None:
-        pytest.skip("needs root and iptables")
-    if request.param != "as it comes":
-        for family in ("iptables", "ip6tables"):
-            for tool in ("", "-restore"):
-                program = shutil.which(f"{family}-{request.param}{tool}")
-                if program is None:
-                    pytest.skip(f"there is no {family}-{request.param}{tool}")
-                (tmp_path / f"{family}{tool}").symlink_to(program)
-        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    """One kind of iptables, under its plain names: what a machine calls iptables is one of the two."""
+    if os.geteuid() != 0 or shutil.which("iptables") is None or shutil.which("ip") is None:
+        pytest.skip("needs root, iptables and iproute2")
+    for family in ("iptables", "ip6tables"):
+        for tool in ("", "-restore"):
+            program = shutil.which(f"{family}-{request.param}{tool}")
+            if program is None:
+                pytest.skip(f"there is no {family}-{request.param}{tool}")
+            (tmp_path / f"{family}{tool}").symlink_to(program)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
 
 def listed(*programs: str) -> list[str]:
@@ -172,12 +172,12 @@ def test_nothing_but_the_installations_interfaces_is_ever_matched() -> None:
     ],
 )
 def test_spoiled_rules_are_repaired(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    applied: list[Rules] = []
-    apply = Firewall.apply
-    monkeypatch.setattr(Firewall, "apply", lambda wall: (applied.append(wall.rules), apply(wall)))
+    applied: list[FirewallRules] = []
+    apply = FirewallKeeper.apply
+    monkeypatch.setattr(FirewallKeeper, "apply", lambda wall: (applied.append(wall.rules), apply(wall)))
 
     def world() -> None:
-        wall = Firewall(RULES)
+        wall = FirewallKeeper(RULES)
         wall.apply()
         wall.keep()
         assert len(applied) == 1
@@ -251,6 +251,63 @@ try:
 except OSError as e:
     print(type(e).__name__)
 """
+LISTEN = """
+import socket, sys, time
+own = []
+for port in sys.argv[2:]:
+    family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+    s = socket.socket(family)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("", int(port)))
+    s.listen()
+    own.append(s)
+print("listening", flush=True)
+time.sleep(300)
+"""
+
+
+@contextmanager
+def a_host(interface: str, address: str, peer: str, *, via: str = "") -> Iterator[list[str]]:
+    """Yield what runs a program on a host of its own, which has the address ``peer``, behind this interface."""
+    own = os.readlink("/proc/thread-self/ns/net")
+    with subprocess.Popen(["unshare", "-n", "sleep", "3600"]) as host:
+        try:
+            while os.readlink(f"/proc/{host.pid}/ns/net") == own:
+                time.sleep(0.01)
+            inside = f"nsenter -n -t {host.pid}"
+            sh(f"ip link add {interface} type veth peer name eth0 netns {host.pid}")
+            sh(f"ip addr add {address} dev {interface}; ip link set {interface} up")
+            sh(
+                f"{inside} ip addr add {peer} dev eth0; {inside} ip link set eth0 up; {inside} ip link set lo up"
+            )
+            if via:
+                sh(f"{inside} ip route add default via {via}")
+            yield inside.split()
+        finally:
+            host.kill()
+
+
+@contextmanager
+def listening(inside: list[str], address: str, *ports: int) -> Iterator[None]:
+    """Have a program listen on ports of every address of a host, of this address's family."""
+    words = [*inside, sys.executable, "-c", LISTEN, address, *map(str, ports)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "listening\n"
+        try:
+            yield
+        finally:
+            started.kill()
+
+
+def met(inside: list[str], address: str, port: int, *, timeout_s: float = 3, tries: int = 1) -> str:
+    """Return what a connection from a host meets: "reached", or the name of the error."""
+    words = [*inside, sys.executable, "-c", REACH, address, str(port), str(timeout_s)]
+    for _ in range(tries):
+        found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        if found == "reached":
+            break
+    return found
 
 
 @pytest.mark.usefixtures("iptables")
@@ -259,60 +316,27 @@ except OSError as e:
 )
 def test_machine_behind_a_guarded_interface_reaches_only_the_services(host: str, peer: str) -> None:
     """With IPv6 as with IPv4, though sessions have none so far. Others, and the host itself, reach what they did."""
-    if shutil.which("ip") is None:
-        pytest.skip("needs iproute2")
-    length, nodad = (64, "nodad") if ":" in host else (24, "")
+    length, nodad, loopback = (64, "nodad", "::1") if ":" in host else (24, "", "127.0.0.1")
+    rules = replace(RULES, services=((host, 8001),), allowed_ports=(8443,), name_servers=())
 
     def world() -> None:
         sh("ip link set lo up")
-        rules = replace(RULES, services=((host, 8001),), allowed_ports=(8443,), name_servers=())
-        listener = listening(sys.executable, "-c", LISTEN, host, "8001", "8443", "5432")
-        try:
+        with ExitStack() as there:
+            there.enter_context(listening([], host, 8001, 8443, 5432))
             for interface in (f"{OWN}0", "eth7"):
-                assert from_behind(interface, 5432) == "reached", "nothing is closed yet"
-                assert from_here(5432) == "reached"
+                inside = there.enter_context(
+                    a_host(interface, f"{host}/{length} {nodad}", f"{peer}/{length} {nodad}")
+                )
+                there.enter_context(listening(inside, peer, 8888))
+                assert met(inside, host, 5432) == "reached", "nothing is closed yet"
                 run(script(rules))
-                guarded = interface.startswith(OWN)
-                expected = "ConnectionRefusedError" if guarded else "reached"
-                assert [from_behind(interface, p) for p in (8001, 8443)] == ["reached", "reached"]
-                assert from_behind(interface, 5432) == expected
-                assert from_here(5432) == "reached", "the host still opens connections to whoever is there"
+                expected = "ConnectionRefusedError" if interface.startswith(OWN) else "reached"
+                assert [met(inside, host, p) for p in (8001, 8443, 5432)] == ["reached", "reached", expected]
+                assert met([], loopback, 5432, tries=50) == "reached"
+                said = met([], peer, 8888, tries=50)
+                assert said == "reached", "the host still opens connections to what is behind the interface"
                 run(removal("abc123"))
-        finally:
-            listener.kill()
-            listener.wait()
-
-    def from_behind(interface: str, port: int) -> str:
-        """Return what a neighbour at this interface meets."""
-        neighbour = a_host(interface, f"{host}/{length} {nodad}", f"{peer}/{length} {nodad}")
-        inside = f"nsenter -n -t {neighbour.pid}"
-        try:
-            words = [*inside.split(), sys.executable, "-c", REACH, host, str(port), "3"]
-            found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-            back = listening(*inside.split(), sys.executable, "-c", LISTEN, peer, "8888")
-            try:
-                words = [sys.executable, "-c", REACH, peer, "8888", "3"]
-                for _ in range(50):
-                    if "reached" in subprocess.run(words, capture_output=True, text=True, check=True).stdout:
-                        break
-                else:
-                    raise AssertionError("the host does not reach what is behind the interface")
-            finally:
-                back.kill()
-                back.wait()
-            return found
-        finally:
-            neighbour.kill()
-            neighbour.wait()
-            subprocess.run(["ip", "link", "del", interface], check=False, capture_output=True)
-
-    def from_here(port: int) -> str:
-        words = [sys.executable, "-c", REACH, "::1" if ":" in host else "127.0.0.1", str(port), "3"]
-        for _ in range(50):
-            found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-            if found == "reached":
-                break
-        return found
+                sh(f"ip link del {interface}")
 
     in_network_of_its_own(world)
 
@@ -334,21 +358,16 @@ print(len(opened))
 
 @pytest.mark.usefixtures("iptables")
 def test_a_session_has_a_limit_of_open_connections_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("ip") is None:
-        pytest.skip("needs iproute2")
     monkeypatch.setattr(firewall, "MOST_CONNECTIONS", 3)
 
     def world() -> str:
-        neighbour = a_host(f"{OWN}0", "10.99.0.1/24", "10.99.0.2/24")
-        try:
-            with closing(socket.create_server(("10.99.0.1", 8001), backlog=50)):
-                run(script(replace(RULES, services=(("10.99.0.1", 8001),), name_servers=())))
-                inside = f"nsenter -n -t {neighbour.pid} {sys.executable} -c".split()
-                words = [*inside, MANY, "10.99.0.1", "8001"]
-                return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-        finally:
-            neighbour.kill()
-            neighbour.wait()
+        with (
+            a_host(f"{OWN}0", "10.99.0.1/24", "10.99.0.2/24") as inside,
+            closing(socket.create_server(("10.99.0.1", 8001), backlog=50)),
+        ):
+            run(script(replace(RULES, services=(("10.99.0.1", 8001),), name_servers=())))
+            words = [*inside, sys.executable, "-c", MANY, "10.99.0.1", "8001"]
+            return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
     assert in_network_of_its_own(world) == "3"
 
@@ -379,29 +398,23 @@ def test_missing_connlimit_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("before", ["", "iptables -I FORWARD -j ACCEPT"], ids=["as applied", "Docker first"])
 def test_closed_networks_stay_closed_while_dockers_rules_come_first(before: str) -> None:
     """As they do for a moment whenever it makes a network."""
-    if shutil.which("ip") is None:
-        pytest.skip("needs iproute2")
     rules = replace(RULES, services=(), name_servers=(), egress_open=False, allowed_ports=())
 
     def world() -> None:
         sh("ip link set lo up; echo 1 > /proc/sys/net/ipv4/ip_forward")
-        hosts, insides = [], []
-        for interface, number in ((f"{OWN}0", 97), ("eth7", 98)):
-            hosts.append(a_host(interface, f"10.{number}.0.1/24", f"10.{number}.0.2/24"))
-            insides.append(f"nsenter -n -t {hosts[-1].pid}".split())
-            sh(f"{' '.join(insides[-1])} ip route add default via 10.{number}.0.1")
-        listeners = [listening(*inside, sys.executable, "-c", LISTEN, "x", "8888") for inside in insides]
+        with ExitStack() as there:
+            insides = []
+            for interface, number in ((f"{OWN}0", 97), ("eth7", 98)):
+                net = f"10.{number}.0"
+                host = a_host(interface, f"{net}.1/24", f"{net}.2/24", via=f"{net}.1")
+                insides.append(there.enter_context(host))
+                there.enter_context(listening(insides[-1], "x", 8888))
 
-        def reached(timeout_s: int) -> list[bool]:
-            """Return whether the session reaches who is outside, and is reached from there."""
-            found = []
-            for inside, address in zip(insides, ("10.98.0.2", "10.97.0.2"), strict=True):
-                words = [*inside, sys.executable, "-c", REACH, address, "8888", str(timeout_s)]
-                said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-                found.append("reached" in said)
-            return found
+            def reached(timeout_s: int) -> list[bool]:
+                """Return whether the session reaches who is outside, and is reached from there."""
+                pairs = zip(insides, ("10.98.0.2", "10.97.0.2"), strict=True)
+                return [met(i, address, 8888, timeout_s=timeout_s) == "reached" for i, address in pairs]
 
-        try:
             assert reached(10) == [True, True], "nothing is closed yet"
             run(script(rules))
             sh(before or "true")
@@ -412,10 +425,6 @@ def test_closed_networks_stay_closed_while_dockers_rules_come_first(before: str)
             run(script(replace(rules, services=(("10.98.0.2", 8888),), callers=("10.98.0.2",))))
             sh(before or "true")
             assert reached(10) == [True, True], "what is allowed is"
-        finally:
-            for process in (*listeners, *hosts):
-                process.kill()
-                process.wait()
 
     in_network_of_its_own(world)
 
@@ -423,39 +432,27 @@ def test_closed_networks_stay_closed_while_dockers_rules_come_first(before: str)
 @pytest.mark.usefixtures("iptables")
 def test_own_bridge_with_dockers_prefix_leads_outside() -> None:
     """Docker's own are br- and 12 digits; Open vSwitch's uplink, say, is br-ex."""
-    if shutil.which("ip") is None:
-        pytest.skip("needs iproute2")
     bridges = {"br-ex": "10.98.0", "br-0123456789ab": "10.96.0"}
 
     def world() -> None:
         sh("ip link set lo up; echo 1 > /proc/sys/net/ipv4/ip_forward")
-        session = a_host(f"{OWN}0", "10.97.0.1/24", "10.97.0.2/24")
-        inside = f"nsenter -n -t {session.pid}".split()
-        sh(f"{' '.join(inside)} ip route add default via 10.97.0.1")
-        processes: list[subprocess.Popen[Any]] = [session]
-        for bridge, net in bridges.items():
-            processes.append(a_host(bridge, f"{net}.1/24", f"{net}.2/24"))
-            there = f"nsenter -n -t {processes[-1].pid}".split()
-            sh(f"{' '.join(there)} ip route add default via {net}.1")
-            processes.append(listening(*there, sys.executable, "-c", LISTEN, "x", "8888"))
+        with ExitStack() as there:
+            inside = there.enter_context(a_host(f"{OWN}0", "10.97.0.1/24", "10.97.0.2/24", via="10.97.0.1"))
+            for bridge, net in bridges.items():
+                host = there.enter_context(a_host(bridge, f"{net}.1/24", f"{net}.2/24", via=f"{net}.1"))
+                there.enter_context(listening(host, "x", 8888))
 
-        def reached(bridge: str) -> bool:
-            words = [*inside, sys.executable, "-c", REACH, f"{bridges[bridge]}.2", "8888", "3"]
-            return "reached" in subprocess.run(words, capture_output=True, text=True, check=True).stdout
+            def reached() -> list[bool]:
+                return [met(inside, f"{net}.2", 8888) == "reached" for net in bridges.values()]
 
-        try:
-            assert [reached(bridge) for bridge in bridges] == [True, True], "nothing is closed yet"
+            assert reached() == [True, True], "nothing is closed yet"
             run(script(RULES))
-            assert [reached(bridge) for bridge in bridges] == [True, False]
+            assert reached() == [True, False]
             first = state("abc123")
             run(script(RULES))
             assert state("abc123") == first
             run(script(replace(RULES, egress_open=False)))
-            assert [reached(bridge) for bridge in bridges] == [False, False]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+            assert reached() == [False, False]
 
     in_network_of_its_own(world)
 
@@ -495,73 +492,35 @@ sys.stdin.readline()
 @pytest.mark.usefixtures("iptables")
 def test_a_stray_packet_of_a_session_does_not_cut_its_open_connections() -> None:
     """One that came late, or was sent again, is of no connection for the tracker. A reset would end a healthy one."""
-    if shutil.which("ip") is None:
-        pytest.skip("needs iproute2")
 
     def world() -> None:
-        session = a_host(f"{OWN}0", "10.99.0.1/24", "10.99.0.2/24")
-        run(script(RULES))
-        words = ["nsenter", "-n", "-t", str(session.pid), sys.executable, "-c", STRAY, "10.99.0.2"]
-        server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdin is not None
-            assert server.stdout is not None
-            assert server.stdout.readline() == "listening\n"
-            with socket.create_connection(("10.99.0.2", 8888), timeout=30) as notebook:
-                notebook.sendall(b"before")
-                assert notebook.recv(100) == b"before"
-                print("now", file=server.stdin, flush=True)
-                assert server.stdout.readline() == "sent\n"
-                notebook.sendall(b"after")
-                assert notebook.recv(100) == b"after"
-            invalid = [line.split() for line in sh("iptables -w -nvx -L").splitlines() if " INVALID" in line]
-            assert [int(packets) for packets, *_ in invalid if int(packets)] == [1], "it was a stray one"
-        finally:
-            for process in (server, session):
-                process.kill()
-                process.wait()
-            for pipe in (server.stdin, server.stdout):
-                if pipe is not None:
-                    pipe.close()
+        with a_host(f"{OWN}0", "10.99.0.1/24", "10.99.0.2/24") as inside:
+            run(script(RULES))
+            words = [*inside, sys.executable, "-c", STRAY, "10.99.0.2"]
+            with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+                assert server.stdin is not None
+                assert server.stdout is not None
+                try:
+                    assert server.stdout.readline() == "listening\n"
+                    with socket.create_connection(("10.99.0.2", 8888), timeout=30) as notebook:
+                        notebook.sendall(b"before")
+                        assert notebook.recv(100) == b"before"
+                        print("now", file=server.stdin, flush=True)
+                        assert server.stdout.readline() == "sent\n"
+                        notebook.sendall(b"after")
+                        assert notebook.recv(100) == b"after"
+                finally:
+                    server.kill()
+            lines = [line.split() for line in sh("iptables -w -nvx -L").splitlines() if " INVALID" in line]
+            assert [int(packets) for packets, *_ in lines if int(packets)] == [1], "it was a stray one"
 
     in_network_of_its_own(world)
 
 
-def a_host(interface: str, address: str, peer: str) -> subprocess.Popen[bytes]:
-    """Return the process of a host of its own, which has the address ``peer``, behind this interface."""
-    host = subprocess.Popen(["unshare", "-n", "sleep", "3600"])
-    own = os.readlink("/proc/thread-self/ns/net")
-    while os.readlink(f"/proc/{host.pid}/ns/net") == own:
-        time.sleep(0.01)
-    sh(f"ip link add {interface} type veth peer name eth0 netns {host.pid}")
-    sh(f"ip addr add {address} dev {interface}; ip link set {interface} up")
-    inside = f"nsenter -n -t {host.pid}"
-    sh(f"{inside} ip addr add {peer} dev eth0; {inside} ip link set eth0 up; {inside} ip link set lo up")
-    return host
-
-
-LISTEN = """
-import socket, sys, time
-own = []
-for port in sys.argv[2:]:
-    family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
-    s = socket.socket(family)
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    s.bind(("", int(port)))
-    s.listen()
-    own.append(s)
-print("listening", flush=True)
-time.sleep(300)
-"""
-
-
-def listening(*words: str) -> subprocess.Popen[str]:
-    """Start a process that listens on an address's ports, and return it when it does."""
-    started = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    assert started.stdout is not None
-    assert started.stdout.readline() == "listening\n"
-    started.stdout.close()
-    return started
+def test_missing_shell_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(FirewallFailed, match=r"^the firewall's rules could not be applied: .*'sh'"):
+        run("exit 0")
 
 
 def test_name_servers_are_the_machines_without_its_loopback(tmp_path: Path) -> None:

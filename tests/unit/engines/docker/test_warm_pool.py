@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 import pytest
 
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.engines.docker import warm_pool as warm
-from fgpuspawner.engines.docker.homes import CannotMount, Home
+from fgpuspawner.engines.docker.homes import Home
 from fgpuspawner.engines.docker.warm_pool import WarmPool, busiest
 from fgpuspawner.engines.docker.warm_shape import Shape, Unpoolable, files_of, shape_of
 
@@ -154,27 +152,3 @@ async def test_disabled_image_has_no_warm_containers(tmp_path: Path) -> None:
     assert await pool._size(TORCH) == 2
     offered.clear()
     assert await pool._size(TORCH) == 0
-
-
-async def test_pool_is_filled_after_any_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    background = Background(warm.log)
-    pool = pool_of(tmp_path, background=background)
-    opening, filling = iter([KeyError("Id")]), iter([CannotMount("busy"), KeyError("State")])
-    filled = asyncio.Event()
-
-    def opens() -> None:
-        for way in opening:
-            raise way
-
-    async def fills() -> None:
-        for way in filling:
-            raise way
-        filled.set()
-
-    monkeypatch.setattr(warm, "AGAIN_AFTER_S", 0.001)
-    monkeypatch.setattr(pool, "_open", opens)
-    monkeypatch.setattr(pool, "_fill", fills)
-    pool.begin()
-    async with asyncio.timeout(60):
-        await filled.wait()
-    await background.close()

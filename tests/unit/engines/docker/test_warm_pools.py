@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -250,7 +249,6 @@ async def test_recipes_survive_a_restart(
 async def test_unreadable_recipes_are_logged_once_and_learnt_again(
     lab: Callable[..., Lab], tmp_path: Path, caplog: pytest.LogCaptureFixture, noted: str
 ) -> None:
-    logging.getLogger("fgpu").propagate = True
     world = lab(torch=1)
     (tmp_path / "warm.json").write_text(noted)
     await world.opened()
@@ -265,7 +263,6 @@ async def test_unreadable_recipes_are_logged_once_and_learnt_again(
 async def test_missing_image_stops_no_other_pool_and_is_logged(
     lab: Callable[..., Lab], caplog: pytest.LogCaptureFixture
 ) -> None:
-    logging.getLogger("fgpu").propagate = True
     world = lab(gone=1, torch=1)
     world.daemon.gone = {"sha256:gone"}
     await world.opened()

@@ -11,7 +11,6 @@ from fgpuspawner.engines.kubernetes.endings import (
     GONE,
     holds_nothing,
     how_it_ended,
-    is_coming,
     is_up,
     why_not_up,
 )
@@ -22,7 +21,7 @@ def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     return {
         "metadata": {"name": "fgpu-lab-7-1", **metadata},
         "spec": {
-            "initContainers": [{"name": "fgpu-files", "image": "files:1"}],
+            "initContainers": [{"name": "mesh", "image": "mesh:1"}],
             "containers": [{"name": "notebook", "image": "python:3", "resources": limits}],
         },
         "status": status,
@@ -33,8 +32,9 @@ def session(**state: Any) -> dict[str, Any]:
     return {"containerStatuses": [{"name": "notebook", "state": state}]}
 
 
-def files(**state: Any) -> dict[str, Any]:
-    return {"initContainerStatuses": [{"name": "fgpu-files", "state": state}]}
+def mesh(**state: Any) -> dict[str, Any]:
+    """Return the status of an administrator's init container."""
+    return {"initContainerStatuses": [{"name": "mesh", "state": state}]}
 
 
 def test_running_pod_has_not_ended() -> None:
@@ -56,6 +56,11 @@ def test_running_pod_has_not_ended() -> None:
             session(terminated={"exitCode": 3, "reason": "Error", "message": "a\nno luck\n\n"}),
             EndCause.EXITED,
             "status 3; its last words: no luck",
+        ),
+        (
+            session(terminated={"exitCode": 3, "reason": "Error", "message": "no log-in with token=abcdef"}),
+            EndCause.EXITED,
+            "its last words: no log-in with token=[masked]",
         ),
         (session(terminated={"exitCode": 0, "reason": "Completed"}), EndCause.EXITED, "status 0"),
         (
@@ -89,11 +94,11 @@ def test_running_pod_has_not_ended() -> None:
         (
             {
                 "phase": "Failed",
-                **files(terminated={"exitCode": 3, "message": "this image has no file 12ab"}),
+                **mesh(terminated={"exitCode": 3, "message": "iptables: Permission denied"}),
                 **session(waiting={"reason": "PodInitializing"}),
             },
             EndCause.LAUNCH_FAILED,
-            "files could not be put into its pod: this image has no file 12ab",
+            "init container mesh failed: iptables: Permission denied",
         ),
         ({"phase": "Failed"}, EndCause.EXITED, "it does not say why"),
     ],
@@ -125,10 +130,6 @@ UNBOUND = {
 MISSING = {"reason": "ErrImagePull", "message": "not found"}
 
 
-def mesh(reason: str) -> dict[str, Any]:
-    return {"initContainerStatuses": [{"name": "mesh", "state": {"waiting": {"reason": reason}}}]}
-
-
 @pytest.mark.parametrize(
     ("status", "trouble"),
     [
@@ -139,7 +140,7 @@ def mesh(reason: str) -> dict[str, Any]:
             )
             for reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
         ),
-        (files(waiting=MISSING), "image files:1 cannot be had: not found"),
+        (mesh(waiting=MISSING), "image mesh:1 cannot be had: not found"),
         ({"conditions": [UNBOUND]}, f"the cluster does not give the place: {UNBOUND['message']} (may pass)"),
         (
             session(waiting={"reason": "CreateContainerConfigError", "message": "no secret"}),
@@ -147,7 +148,7 @@ def mesh(reason: str) -> dict[str, Any]:
         ),
         (session(waiting={"reason": "RunContainerError"}), "the session's container could not be made"),
         *(
-            (mesh(reason), f"container mesh does not start ({reason}) (may pass)")
+            (mesh(waiting={"reason": reason}), f"container mesh does not start ({reason}) (may pass)")
             for reason in ("CrashLoopBackOff", "PostStartHookError", "SignatureValidationFailed")
         ),
         (session(waiting={"reason": "ContainerCreating"}), None),
@@ -180,41 +181,3 @@ def test_messages_contain_no_terminal_commands() -> None:
 )
 def test_pod_holds_nothing_once_its_node_reports_the_end(status: dict[str, Any], nothing: bool) -> None:
     assert holds_nothing(pod(status)) is nothing
-
-
-@pytest.mark.parametrize(
-    ("status", "coming"),
-    [
-        ({}, False),
-        (files(waiting={}), False),
-        (files(running={}), False),
-        (files(terminated={"exitCode": 0}), True),
-        (files(terminated={"exitCode": 3}), False),
-        (
-            {
-                "initContainerStatuses": [
-                    {"name": "a", "state": {"terminated": {"exitCode": 0}}},
-                    {"name": "b"},
-                ]
-            },
-            False,
-        ),
-        (session(running={"startedAt": "now"}), True),
-    ],
-    ids=["nothing", "waits", "runs", "ended", "failed", "one of two", "up"],
-)
-def test_session_is_next_once_all_init_containers_succeeded(status: dict[str, Any], coming: bool) -> None:
-    assert is_coming(pod(status)) is coming
-
-
-BLOCKING = {"name": "block-cloud-metadata", "image": "registry.example.org/iptables:1"}
-
-
-def test_administrators_init_container_that_fails_is_named() -> None:
-    failed = {"terminated": {"exitCode": 3, "message": "iptables: Permission denied"}}
-    ended = how_it_ended(
-        pod({"phase": "Failed", "initContainerStatuses": [{"name": BLOCKING["name"], "state": failed}]})
-    )
-    assert ended is not None
-    assert (ended.status, ended.cause) == (3, EndCause.LAUNCH_FAILED)
-    assert ended.message == "init container block-cloud-metadata failed: iptables: Permission denied"

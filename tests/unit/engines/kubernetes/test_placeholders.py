@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
+from aiohttp import web
+from apiserver import answering
 from traitlets.config import Config
 
 from fgpu_scheduler import (
@@ -21,11 +24,18 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.engines.kubernetes import placeholders
 from fgpuspawner.engines.kubernetes.api import Api
-from fgpuspawner.engines.kubernetes.placeholders import Placeholder, Placeholders, wanted
+from fgpuspawner.engines.kubernetes.placeholders import Placeholders, placeholder_pod, wanted
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.settings import FGPU
 
 DEVICE = Device("GPU-1", "gpu1", 0, "A100", 40960, 4000)
+SETTINGS: dict[str, Any] = {
+    "installation": "lab",
+    "image": "i",
+    "priority_class": "low",
+    "session_spec": {},
+}
+POD_OF = partial(placeholder_pod, **SETTINGS)
 NODE = Node(id="gpu1", resource_group="default", cpu_milli=8000, memory_mib=65536, devices=(DEVICE,))
 
 
@@ -36,7 +46,7 @@ def session(number: int, fgpu_milli: int, reason: WaitReason = WaitReason.RESOUR
 
 def asked(*sessions: Session, most: int = 10) -> list[tuple[int, int]]:
     snapshot = Snapshot(0, 1, (NODE,), sessions)
-    return [(one.session.id, one.gpus) for one in wanted(snapshot, most)]
+    return [(one.id, gpus) for one, gpus in wanted(snapshot, most)]
 
 
 def test_only_requests_that_wait_for_resources_get_a_placeholder() -> None:
@@ -58,7 +68,7 @@ def test_the_oldest_requests_come_first_up_to_the_most() -> None:
 
 def test_a_placeholder_goes_where_the_session_would() -> None:
     spec = {"nodeSelector": {"pool": "gpu"}, "tolerations": [{"key": "team"}], "volumes": [{"name": "home"}]}
-    pod = Placeholder(session(7, 2000), 1).pod(installation="lab", image="i", priority_class="low", spec=spec)
+    pod = placeholder_pod(session(7, 2000), 1, **{**SETTINGS, "session_spec": spec})
     assert pod["spec"]["nodeSelector"] == {"pool": "gpu", "fgpu.group": "default"}
     assert pod["spec"]["tolerations"] == [{"key": "team"}]
     assert "volumes" not in pod["spec"]
@@ -75,8 +85,7 @@ def test_idle_nodes_are_given_back_except_one_and_come_back_when_a_request_waits
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(placeholders.time, "monotonic", lambda: now[0])
-    settings: dict[str, Any] = {"installation": "lab", "priority_class": "low", "image": "i", "most": 10}
-    keeper = Placeholders(Api.__new__(Api), "", session_spec={}, **settings)
+    keeper = Placeholders(Api.__new__(Api), "", POD_OF, installation="lab", most=10)
     nodes = [node("gpu1"), node("gpu2"), node("gpu3"), node("gpu9", "class")]
     share = Share("GPU-2", 4000, 40960, 100)
     running = Session(
@@ -97,6 +106,27 @@ def test_idle_nodes_are_given_back_except_one_and_come_back_when_a_request_waits
     now[0] += placeholders.IDLE_FOR_S
     assert kept() == ["gpu1", "gpu9"], "one stays"
     assert kept(session(2, 4000)) == everything
+
+
+@pytest.mark.parametrize("hub_pod", ["hub-0", "gone", ""])
+async def test_placeholders_go_with_the_hubs_pod(hub_pod: str) -> None:
+    made: list[dict[str, Any]] = []
+
+    async def cluster(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            made.append(await request.json())
+        if request.path.endswith("/gone"):
+            said = {"kind": "Status", "reason": "NotFound", "message": "not found"}
+            return web.json_response(said, status=404)
+        return web.json_response({"kind": "Pod", "metadata": {"name": "hub-0", "uid": "u-1"}})
+
+    async with answering(cluster) as api:
+        keeper = Placeholders(api, "/pods", POD_OF, installation="lab", most=10, hub_pod=hub_pod)
+        keeper.mirror.listed = True
+        await keeper.reconcile(Snapshot(0, 1, (NODE,), (session(1, 4000),)))
+    (pod,) = made
+    owners = [(one["kind"], one["name"], one["uid"]) for one in pod["metadata"].get("ownerReferences", ())]
+    assert owners == ([("Pod", "hub-0", "u-1")] if hub_pod == "hub-0" else [])
 
 
 def test_settings_for_lease_pods_need_the_dialect_lease_and_an_image() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import LaunchSpec
-from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, PodFiles, pod_files
-from fgpuspawner.engines.kubernetes.pods import PodOptions, SessionObjects, session_objects, with_owner
+from fgpuspawner.engines.kubernetes.dialects.base import with_owner
+from fgpuspawner.engines.kubernetes.files import MOST_BYTES, READ, WRITTEN, PodFiles, pod_files
+from fgpuspawner.engines.kubernetes.pods import PodOptions, SessionObjects, session_objects
 from fgpuspawner.images.model import Image
+from fgpuspawner.isolation import native
 from fgpuspawner.isolation.base import IN_CONTAINER, Mount, Prepared
 from fgpuspawner.isolation.limits import Limits
+from fgpuspawner.settings.folders import SharedFolder
 
 SHARE = Share("GPU-1", 500, 2048, 25)
 ASKED = Request("Ärlice@lab", "", "python", "default", 500, 1500, 3000)
@@ -23,7 +28,7 @@ SESSION = Session(
     7, ASKED, SessionState.PREPARING, 0, attempt=2, placement=Placement("gpu1.lab.example", (SHARE,))
 )
 IMAGE = Image("python", "Python", "python", "3", "3", "registry.lab/python:3", enabled=True)
-OPTIONS = PodOptions(files_image="registry.lab/files:1", stop_timeout_s=7)
+OPTIONS = PodOptions(stop_timeout_s=7)
 RUN = {"name": READ, "mountPath": IN_CONTAINER, "subPath": "run", "readOnly": True}
 PRELOAD = {
     "name": READ,
@@ -31,7 +36,7 @@ PRELOAD = {
     "subPath": "outside/etc/ld.so.preload",
     "readOnly": True,
 }
-CARRIED = PodFiles(("444 read/run/limits base64:",), ({"name": READ, "emptyDir": {}},), (RUN, PRELOAD))
+CARRIED = PodFiles({"fgpu.file-0": "text"}, (), ({"name": READ, "projected": {}},), (RUN, PRELOAD))
 
 
 def spec(**changes: Any) -> LaunchSpec:
@@ -69,6 +74,36 @@ def container_of(found: SessionObjects) -> dict[str, Any]:
 
 def environment_of(found: SessionObjects) -> dict[str, str]:
     return {entry["name"]: entry.get("value") for entry in container_of(found)["env"]}
+
+
+def test_shared_folders_are_mounted_with_one_volume_for_each_claim() -> None:
+    shared = (
+        SharedFolder("sets", "data/sets", claim="sets"),
+        SharedFolder("vision", "vision", claim="projects", subpath="teams/vision", read_only=False),
+        SharedFolder("old", "old", claim="projects", subpath="old"),
+        SharedFolder("common", "common", claim="homes", subpath="common"),
+    )
+    homes = {"name": "home", "persistentVolumeClaim": {"claimName": "homes"}}
+    found = pod_of(spec(shared=shared), manifest={"spec": {"volumes": [homes]}})
+    volumes = {
+        v["name"]: v["persistentVolumeClaim"] for v in found.pod["spec"]["volumes"] if v["name"] != READ
+    }
+    assert volumes == {
+        "home": {"claimName": "homes"},
+        "fgpu-folder-2": {"claimName": "sets", "readOnly": True},
+        "fgpu-folder-3": {"claimName": "projects", "readOnly": False},
+    }
+    at = f"{IN_CONTAINER}/folders"
+    assert [m for m in container_of(found)["volumeMounts"] if m not in CARRIED.mounts] == [
+        {"name": "fgpu-folder-2", "mountPath": f"{at}/sets", "readOnly": True},
+        {"name": "fgpu-folder-3", "mountPath": f"{at}/vision", "readOnly": False, "subPath": "teams/vision"},
+        {"name": "fgpu-folder-3", "mountPath": f"{at}/old", "readOnly": True, "subPath": "old"},
+        {"name": "home", "mountPath": f"{at}/common", "readOnly": True, "subPath": "common"},
+    ]
+    # A session only reads its files: the places of the mounts are there before.
+    (texts,) = pod_files(spec().prepared, shared[:2]).volumes[0]["projected"]["sources"]
+    places = [item["path"] for item in texts["downwardAPI"]["items"]]
+    assert places == ["run/folders/sets/.folder", "run/folders/vision/.folder"]
 
 
 def test_token_is_in_the_secret_and_not_in_the_pod() -> None:
@@ -162,12 +197,12 @@ def test_pod_meets_pod_security_restricted() -> None:
     assert found["automountServiceAccountToken"] is False
     assert found["enableServiceLinks"] is False
     assert found["terminationGracePeriodSeconds"] == 7
-    for container in (*found["initContainers"], *found["containers"]):
-        security = container["securityContext"]
-        assert security["allowPrivilegeEscalation"] is False
-        assert security["capabilities"] == {"drop": ["ALL"]}
-        assert security["runAsNonRoot"] is True
-        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = found["containers"]
+    security = container["securityContext"]
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["runAsNonRoot"] is True
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
 def test_sudo_gets_only_its_capabilities() -> None:
@@ -197,10 +232,11 @@ def test_user_names_are_not_labels() -> None:
     found = pod_of().pod["metadata"]
     assert found["labels"] == {"fgpu.installation": "lab", "fgpu.session": "7", "fgpu.attempt": "2"}
     assert found["annotations"]["fgpu.user"] == "Ärlice@lab"
+    assert found["annotations"]["fgpu.file-0"] == "text"
     assert found["name"] == "fgpu-lab-7-2"
 
 
-def test_small_files_are_in_the_pod_and_large_ones_in_the_image(tmp_path: Path) -> None:
+def test_small_files_are_texts_of_the_pod_and_large_ones_are_shared(tmp_path: Path) -> None:
     small, large, tool, ledger = (tmp_path / name for name in ("limits", "libfgpu.so", "tool", "ledger"))
     small.write_text("fgpu-limits 1\n")
     large.write_bytes(b"x" * 5000)
@@ -220,20 +256,77 @@ def test_small_files_are_in_the_pod_and_large_ones_in_the_image(tmp_path: Path) 
         in_memory={f"{IN_CONTAINER}/written": "rw"},
     )
     found = pod_files(prepared)
-    digest = "3e1d0aeaf56c86a6a1a2a8b1dc0c4d7fa1d0ee4a7ec5cf60b6d0a4b1a5f6a3a6"
-    by_path = {line.split()[1]: line.split() for line in found.lines}
-    assert by_path["read/run/limits"] == ["444", "read/run/limits", "base64:ZmdwdS1saW1pdHMgMQo="]
-    mode, _, source = by_path["read/run/libfgpu.so"]
-    assert (mode, source.partition(":")[0], len(source)) == ("444", "sha256", len(f"sha256:{digest}"))
-    assert by_path["read/outside/usr/local/bin/tool"][0] == "555"
-    assert by_path["read/run/simulated/ledger"][0] == "444", "a place to mount it on"
+    (config_map,) = found.config_maps
+    assert config_map["immutable"] is True
+    assert [base64.b64decode(one) for one in config_map["binaryData"].values()] == [b"x" * 5000]
+    (of_map, of_pod) = found.volumes[0]["projected"]["sources"]
+    (library,) = of_map["configMap"]["items"]
+    assert (of_map["configMap"]["name"], library["path"], library["mode"]) == (
+        config_map["metadata"]["name"],
+        "run/libfgpu.so",
+        0o444,
+    )
+    assert found.annotations == {"fgpu.file-0": "fgpu-limits 1\n", "fgpu.file-1": "#!/bin/sh\n"}
+    texts = {
+        item["path"]: (item.get("mode"), item["fieldRef"]["fieldPath"])
+        for item in of_pod["downwardAPI"]["items"]
+    }
+    assert texts["run/limits"] == (0o444, "metadata.annotations['fgpu.file-0']")
+    assert texts["outside/usr/local/bin/tool"] == (0o555, "metadata.annotations['fgpu.file-1']")
+    assert {"run/written/.folder", "run/simulated/.folder"} <= texts.keys(), "places to mount folders on"
     mounts = {mount["mountPath"]: mount for mount in found.mounts}
     assert mounts[IN_CONTAINER] == RUN
     assert mounts["/usr/local/bin/tool"]["readOnly"] is True
-    assert mounts[f"{IN_CONTAINER}/simulated/ledger"]["readOnly"] is False
-    assert mounts[f"{IN_CONTAINER}/written"]["name"] == WRITTEN
+    for folder in ("simulated", "written"):
+        assert mounts[f"{IN_CONTAINER}/{folder}"]["name"] == WRITTEN
+        assert mounts[f"{IN_CONTAINER}/{folder}"]["readOnly"] is False
     for name in ("limits", "libfgpu.so"):
         assert mounts[f"{IN_CONTAINER}/{name}"]["readOnly"] is True, "fgpu-verify wants each to be a mount"
+
+
+def test_large_files_fit_config_maps_whose_names_tell_their_content(tmp_path: Path) -> None:
+    def maps_of(*contents: bytes) -> dict[str, int]:
+        """Return the size of each ConfigMap's content, by name."""
+        mounts = []
+        for number, content in enumerate(contents):
+            source = tmp_path / str(number)
+            source.write_bytes(content)
+            mounts.append(Mount(source, f"{IN_CONTAINER}/{number}"))
+        made = pod_files(Prepared("interposer", Limits(7, "charge", ()), mounts=tuple(mounts))).config_maps
+        sizes = {
+            one["metadata"]["name"]: sum(len(base64.b64decode(v)) for v in one["binaryData"].values())
+            for one in made
+        }
+        assert len(sizes) == len(made)
+        return sizes
+
+    large = [bytes([n]) * 400_000 for n in range(6)]
+    sizes = maps_of(*large)
+    assert (len(sizes), sum(sizes.values()), max(sizes.values())) == (3, 2_400_000, 800_000)
+    assert maps_of(*reversed(large)) == sizes, "sessions share them"
+    assert maps_of(large[0]).keys().isdisjoint(maps_of(large[1]))
+
+
+@pytest.mark.parametrize("version", ["1.25", "1.31", "1.37"])
+def test_session_objects_are_valid_in_kubernetes(version: str, tmp_path: Path) -> None:
+    mounts = []
+    for name, content in (("limits", b"fgpu-limits 1"), ("libfgpu.so", b"x" * 5000)):
+        (tmp_path / name).write_bytes(content)
+        mounts.append(Mount(tmp_path / name, f"{IN_CONTAINER}/{name}"))
+    prepared = Prepared(
+        "interposer", Limits(7, "charge", ()), mounts=tuple(mounts), in_memory={"/run/x": "rw"}
+    )
+    files = pod_files(prepared)
+    found = session_objects(spec(), OPTIONS, files, installation="lab", node="gpu1")
+    for manifest in (found.pod, found.secret, *files.config_maps):
+        assert kubernetes_validate.validate(dict(manifest), version, strict=True) == version
+
+
+@pytest.mark.skipif(native.find() is None, reason=native.NOT_BUILT)
+def test_each_part_of_libfgpu_fits_a_config_map() -> None:
+    parts = native.find()
+    assert parts is not None
+    assert max(part.stat().st_size for part in parts.parts) <= MOST_BYTES
 
 
 def test_pod_tolerates_gpu_nodes_and_nodes_that_are_away() -> None:

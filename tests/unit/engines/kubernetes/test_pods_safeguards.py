@@ -100,7 +100,7 @@ def test_every_safeguard_has_a_documented_line() -> None:
 
 @pytest.mark.parametrize("dialect", sorted(KINDS))
 def test_sample_pod_requests_a_gpu_by_its_dialect(dialect: str) -> None:
-    config = Config({"KubernetesFGPUSpawner": {"dialect": dialect, "kai_queue": "lab"}})
+    config = Config({"KubernetesFGPUSpawner": {"dialect": dialect}})
     said = KubernetesFGPUSpawner.dialect_of(config, installation="x")
     plain = asyncio.run(sample_pod(partial(KubernetesFGPUSpawner.sample_options, config)))
     asks = asyncio.run(sample_pod(partial(KubernetesFGPUSpawner.sample_options, config), dialect=said))

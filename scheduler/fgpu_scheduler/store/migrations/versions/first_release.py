@@ -1,6 +1,6 @@
 """The first release. `fgpu_scheduler.store.migrations.upgrade` creates its tables."""
 
-revision = "2026.11.28.2"
+revision = "2026.11.28.4"
 down_revision = None
 
 

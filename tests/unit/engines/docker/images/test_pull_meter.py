@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fgpuspawner.engines.docker.images.pull_output import Meter
+from fgpuspawner.engines.docker.images.pull_output import PullMeter
 from fgpuspawner.images.pull_state import MIB, Phase, Progress, PullState, read_pulls, write_pulls
 
 
@@ -14,7 +14,7 @@ def line(status: str, layer: str = "1", done: int | None = None, of: int | None 
 
 
 def test_total_and_time_left_need_all_sizes() -> None:
-    meter = Meter()
+    meter = PullMeter()
     meter.note({"status": "Pulling from lab/torch", "id": "1.0"}, 0)
     for layer in "abc":
         meter.note(line("Pulling fs layer", layer), 0)
@@ -31,7 +31,7 @@ def test_total_and_time_left_need_all_sizes() -> None:
 
 
 def test_fetched_layers_have_no_time_left() -> None:
-    meter = Meter()
+    meter = PullMeter()
     meter.note(line("Downloading", "a", 1, 10), 0)
     meter.note(line("Download complete", "a"), 3)
     meter.note(line("Extracting", "a", 2, 10), 4)
@@ -41,7 +41,7 @@ def test_fetched_layers_have_no_time_left() -> None:
 
 
 def test_broken_download_is_shown_until_the_layer_goes_on() -> None:
-    meter = Meter()
+    meter = PullMeter()
     meter.note(line("Downloading", "a", 1, 10), 0)
     meter.note(line("Retrying in 5 seconds", "a"), 1)
     assert meter.progress(1).broke_off
@@ -50,7 +50,7 @@ def test_broken_download_is_shown_until_the_layer_goes_on() -> None:
 
 
 def test_a_small_layer_without_a_size_does_not_keep_the_total_unknown() -> None:
-    meter = Meter()
+    meter = PullMeter()
     meter.note(line("Pulling fs layer", "tiny"), 0)
     meter.note(line("Downloading", "a", 1, 10), 0)
     meter.note(line("Download complete", "tiny"), 0)
@@ -58,7 +58,7 @@ def test_a_small_layer_without_a_size_does_not_keep_the_total_unknown() -> None:
 
 
 def test_pull_without_sizes_has_no_total_and_no_time_left() -> None:
-    meter = Meter()
+    meter = PullMeter()
     meter.note(line("Downloading", "a", 1), 0)
     meter.note(line("Downloading", "a", 5), 5)
     assert meter.progress(5) == Progress(0, 1, 5 * MIB, None, None)
@@ -66,7 +66,7 @@ def test_pull_without_sizes_has_no_total_and_no_time_left() -> None:
 
 
 def test_invalid_lines_of_a_pull_are_ignored() -> None:
-    meter = Meter()
+    meter = PullMeter()
     for told in ({}, {"status": 1, "id": "a"}, {"status": "Downloading"}, {"status": "Downloading", "id": 3}):
         meter.note(told, 0)
     meter.note({"status": "Downloading", "id": "a", "progressDetail": "much"}, 0)
@@ -74,7 +74,7 @@ def test_invalid_lines_of_a_pull_are_ignored() -> None:
 
 
 def test_a_copy_is_counted_in_bytes_and_never_above_its_size() -> None:
-    meter = Meter()
+    meter = PullMeter()
     meter.count(10 * MIB, 100 * MIB, 0)
     meter.count(60 * MIB, 100 * MIB, 5)
     assert meter.progress(5) == Progress(0, 0, 60 * MIB, 100 * MIB, 4)

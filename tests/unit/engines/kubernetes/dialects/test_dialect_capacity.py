@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -40,24 +41,21 @@ def pod(*, annotations: dict[str, str] | None = None, limits: dict[str, str] | N
 # --- HAMi ---
 
 
-CSV = f"{A},10,32768,100,{V100},0,true,0,hami-core:{B},10,65536,100,{V100},0,false,1,hami-core:"
-SEVEN = f"{A},10,32768,100,{V100},0,true:{B},10,65536,100,{V100},0,false:"
 JSON = (
     f'[{{"id":"{A}","count":10,"devmem":32768,"devcore":100,"type":"{V100}","mode":"hami-core","health":true}},'
     f'{{"id":"{B}","index":1,"count":10,"devmem":65536,"devcore":100,"type":"{V100}","mode":"hami-core"}}]'
 )
 
 
-@pytest.mark.parametrize("text", [CSV, SEVEN, JSON])
-def test_hami_registers_healthy_gpus_in_lines_or_in_json(text: str) -> None:
-    found = Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), GpuRecords())
-    assert found == [FoundDevice(A, 0, V100, 32768)], "the other GPU is not healthy"
-
-
-def test_a_gpu_that_hami_divides_by_mig_is_left_out() -> None:
-    text = f"{A},7,81559,100,{V100},0,true,0,mig:{B},10,32768,100,{V100},0,true,1,hami-core:"
-    (found,) = Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), GpuRecords())
-    assert found.uuid == B
+def test_hami_registers_healthy_gpus_that_it_does_not_divide_by_mig() -> None:
+    gpus = [
+        *json.loads(JSON),
+        {"id": "GPU-mig", "devmem": 81559, "type": V100, "mode": "mig", "health": True},
+    ]
+    found = Hami().capacity(
+        node(annotations={"hami.io/node-nvidia-register": json.dumps(gpus)}), GpuRecords()
+    )
+    assert found == [FoundDevice(A, 0, V100, 32768)], "the second GPU is not healthy"
 
 
 def test_hami_notes_a_pods_gpus_also_those_of_mig_instances() -> None:
@@ -163,18 +161,8 @@ LEASE = Lease("lab")
 TOLD = f"0, {A}, Tesla T4, 15360\n"
 
 
-def leased(name: str = "fgpu-lab-lease-0", **status: Any) -> dict[str, Any]:
-    made = LEASE.lease_pod(name=name, node=NODE, image="lab/libfgpu:1")
-    made["spec"]["nodeName"] = NODE
-    made["status"] = {"phase": "Running", **status}
-    return made
-
-
 def test_lease_pods_answers_are_the_nodes_gpus() -> None:
-    records = GpuRecords(
-        pods=[leased("fgpu-lab-lease-1"), leased("fgpu-lab-lease-0"), pod()],
-        lease_answers={"fgpu-lab-lease-0": TOLD, "fgpu-lab-lease-1": f"1, {B}, Tesla T4, 15360\n"},
-    )
+    records = GpuRecords(leases={"lab-lease-1": f"0, {B}, Tesla T4, 15360\n", "lab-lease-0": TOLD})
     found = LEASE.capacity(node(), records)
     assert found == [
         FoundDevice(A, 0, "Tesla T4", 15360),
@@ -182,108 +170,85 @@ def test_lease_pods_answers_are_the_nodes_gpus() -> None:
     ]
 
 
-def test_only_running_leases_of_this_installation_are_gpus() -> None:
-    ends = leased()
-    ends["metadata"]["deletionTimestamp"] = "2026-11-23T08:00:00Z"
-    theirs = leased()
-    theirs["metadata"]["labels"]["fgpu.lease"] = "other"
-    elsewhere = leased()
-    elsewhere["spec"]["nodeName"] = "gpu-2"
-    records = GpuRecords(
-        pods=[leased(phase="Pending"), ends, theirs, elsewhere], lease_answers={"fgpu-lab-lease-0": TOLD}
-    )
-    assert LEASE.capacity(node(), records) == []
-
-
-@pytest.mark.parametrize(
-    "answer", ["", f"{TOLD}{TOLD}", "No devices were found", "0, all, Tesla T4, 15360", f"0, {A}, T4, [N/A]"]
-)
-def test_unreadable_lease_answer_is_unknown(answer: str) -> None:
-    records = GpuRecords(pods=[leased()], lease_answers={"fgpu-lab-lease-0": answer})
-    with pytest.raises(GpuUnknown, match="what the lease pod fgpu-lab-lease-0 said of its GPU can't be read"):
-        LEASE.capacity(node(), records)
-
-
 # --- what is not said ---
 
 
-MISSING: list[tuple[str, Callable[[], Any], str]] = [
-    ("lease", lambda: LEASE.capacity(node(), GpuRecords(pods=[leased()])), "hasn't said which GPU it has"),
-    ("dra", lambda: BY_NAME["dra"].capacity(node(), GpuRecords()), "no ResourceSlice of gpu.nvidia.com"),
-    (
-        "hami",
-        lambda: BY_NAME["hami"].capacity(node(), GpuRecords()),
-        "no annotation hami.io/node-nvidia-register",
-    ),
-    ("cce", lambda: BY_NAME["cce"].capacity(node(), GpuRecords()), "registers no volcano.sh/gpu-mem.128Mi"),
-    (
-        "mig",
-        lambda: BY_NAME["mig"].capacity(node(allocatable={"nvidia.com/mig-1g.10gb": "1"}), GpuRecords()),
-        "no label nvidia.com/mig-1g.10gb.memory",
-    ),
-]
+def offered(
+    dialect: Dialect, records: GpuRecords | None = None, **node_has: dict[str, str]
+) -> Callable[[], Any]:
+    return lambda: dialect.capacity(node(**node_has), records or GpuRecords())
 
 
-@pytest.mark.parametrize(("name", "look", "words"), MISSING)
-def test_missing_report_of_a_node_is_unknown_not_none(name: str, look: Callable[[], Any], words: str) -> None:
-    with pytest.raises(GpuUnknown, match=words) as unknown:
+def registered(text: str, **more: str) -> Callable[[], Any]:
+    return offered(Hami(), annotations={"hami.io/node-nvidia-register": text, **more})
+
+
+def noted(text: str) -> Callable[[], Any]:
+    return lambda: Hami().assigned(pod(annotations={"hami.io/vgpu-devices-allocated": text}), GpuRecords())
+
+
+def leased(answer: str | None) -> Callable[[], Any]:
+    return offered(LEASE, GpuRecords(leases={"lab-lease-0": answer}))
+
+
+def units(memory: str, compute: str) -> Callable[[], Any]:
+    resources = {"volcano.sh/gpu-mem.128Mi": memory, "volcano.sh/gpu-core.percentage": compute}
+    return offered(BY_NAME["cce"], allocatable=resources)
+
+
+UNKNOWN: dict[str, list[Callable[[], Any]]] = {
+    "hasn't said which GPU it has": [leased(None)],
+    "what the lease pod lab-lease-0 said of its GPU can't be read": [
+        leased(answer)
+        for answer in (
+            "",
+            f"{TOLD}{TOLD}",
+            "No devices were found",
+            "0, all, Tesla T4, 15360",
+            f"0, {A}, T4, [N/A]",
+        )
+    ],
+    f"{NODE}.*no ResourceSlice of gpu.nvidia.com": [offered(BY_NAME["dra"])],
+    f"{NODE}.*no annotation hami.io/node-nvidia-register": [offered(Hami())],
+    f"node {NODE}: its device plugin doesn't answer the scheduler": [
+        registered(JSON, **{"hami.io/node-handshake": "Deleted_2026-11-23 08:00:00"})
+    ],
+    f"node-nvidia-register of node {NODE} can't be read": [
+        *map(registered, ("[", "{}", "[1]", f"{A},10,32768,100,{V100},0,true,0,hami-core:")),
+        *map(registered, (JSON.replace("32768", "0"), JSON.replace('"id"', '"uuid"'))),
+    ],
+    "vgpu-devices-allocated of pod fgpu-lab-7-1 can't be read": [
+        *map(noted, (f"{A},NVIDIA,0,0:;", f"{A},NVIDIA:;", f"{A},NVIDIA,much,0:;"))
+    ],
+    f"{NODE}.*registers no volcano.sh/gpu-mem.128Mi": [offered(BY_NAME["cce"])],
+    NODE: [
+        units("100", "150"),
+        units("0", "100"),
+        units("127", "200"),
+        units("-1", "100"),
+        units("1.5", "100"),
+    ],
+    f"{NODE}.*no label nvidia.com/mig-1g.10gb.memory": [
+        offered(BY_NAME["mig"], allocatable={"nvidia.com/mig-1g.10gb": "1"})
+    ],
+    "fgpu-lab-7-1": [
+        lambda: Hami().assigned(
+            pod(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1280"}), GpuRecords()
+        )
+    ],
+}
+"""What is missing or unreadable in a cluster's reports, by what is said of it."""
+
+
+@pytest.mark.parametrize(("words", "look"), [(words, look) for words in UNKNOWN for look in UNKNOWN[words]])
+def test_missing_or_unreadable_report_is_unknown_not_none(words: str, look: Callable[[], Any]) -> None:
+    with pytest.raises(GpuUnknown, match=words):
         look()
-    assert NODE in str(unknown.value) or name == "lease"
-
-
-def test_pod_without_its_gpu_yet_is_unknown() -> None:
-    with pytest.raises(GpuUnknown, match="fgpu-lab-7-1"):
-        Hami().assigned(pod(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1280"}), GpuRecords())
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
 def test_pod_without_request_has_no_gpu(dialect: Dialect) -> None:
     assert list(dialect.assigned(pod(), GpuRecords())) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[",
-        "{}",
-        "[1]",
-        f"{A},ten,32768",
-        f"{A},10,32768,100,{V100},0,true,x,hami-core:",
-        f"{A},10,0,100,{V100},0,true:",
-    ],
-)
-def test_unreadable_hami_registration_is_unknown(text: str) -> None:
-    with pytest.raises(GpuUnknown):
-        Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), GpuRecords())
-
-
-@pytest.mark.parametrize("text", [f"{A},NVIDIA,0,0:;", f"{A},NVIDIA:;", f"{A},NVIDIA,much,0:;"])
-def test_unreadable_hami_allocation_is_unknown(text: str) -> None:
-    with pytest.raises(GpuUnknown, match="vgpu-devices-allocated of pod fgpu-lab-7-1 can't be read"):
-        Hami().assigned(pod(annotations={"hami.io/vgpu-devices-allocated": text}), GpuRecords())
-
-
-@pytest.mark.parametrize(
-    "resources", [("100", "150"), ("0", "100"), ("127", "200"), ("-1", "100"), ("1.5", "100")]
-)
-def test_cce_resources_of_unequal_gpus_are_unknown(resources: tuple[str, str]) -> None:
-    memory, compute = resources
-    with pytest.raises(GpuUnknown):
-        BY_NAME["cce"].capacity(
-            node(allocatable={"volcano.sh/gpu-mem.128Mi": memory, "volcano.sh/gpu-core.percentage": compute}),
-            GpuRecords(),
-        )
-
-
-def test_hami_plugin_that_lost_its_scheduler_is_unknown() -> None:
-    gone = node(
-        annotations={
-            "hami.io/node-nvidia-register": CSV,
-            "hami.io/node-handshake": "Deleted_2026-11-23 08:00:00",
-        }
-    )
-    with pytest.raises(GpuUnknown, match="node gpu-1: its device plugin doesn't answer the scheduler"):
-        Hami().capacity(gone, GpuRecords())
 
 
 OWN = gpu()
@@ -332,7 +297,7 @@ def test_configured_injection_is_used_and_read_back_from_other_pods(
 
 def injected(dialect: Lease) -> tuple[object, object, str | None]:
     patch = dialect.patch([share(OWN, 1024)], [OWN], name="x")
-    return patch.environment, patch.annotations, patch.runtime_class
+    return patch.environment, patch.annotations, patch.spec.get("runtimeClassName")
 
 
 @pytest.mark.parametrize("visible", ["", "void", OWN.uuid])
