@@ -42,7 +42,6 @@ ID = "benchsize"
 OURS, OTHERS = "fgpu-bench-ours", "fgpu-bench-others"
 LABEL = "fgpu.bench"
 AT_A_TIME = 16
-MERGE = "application/merge-patch+json"
 
 
 # --- What there is ---
@@ -147,9 +146,9 @@ async def make(api: Api, nodes: int, others: int, sessions: int) -> None:
         await api.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", body=account)
 
     async def made(path: str, body: dict[str, Any], status: dict[str, Any]) -> None:
-        await api.ask("POST", path, body=body)
+        there = await api.ask("POST", path, body=body)
         at = f"{path}/{body['metadata']['name']}/status"
-        await api.ask("PATCH", at, body={"status": status}, content=MERGE)
+        await api.ask("PUT", at, body={**there, "status": status})
 
     def step(path: str, body: dict[str, Any], status: dict[str, Any]) -> Callable[[], Any]:
         return lambda: made(path, body, status)

@@ -216,11 +216,11 @@ def main() -> None:
         bring_ordinary(stack)
         sides = {OURS: ours}
         for side, image in ((PLAIN, ORDINARY), (SAME, IMAGE)):
-            before = PLAIN_CONFIG.format(
+            config = PLAIN_CONFIG.format(
                 address=cluster.address, namespace=hubs_of_tests.NAMESPACE, image=image
             )
             env = {"KUBECONFIG": cluster.kubeconfig}
-            sides[side] = HubProcess(folder / side.replace(" ", "-"), before=before, env=env)
+            sides[side] = HubProcess(folder / side.replace(" ", "-"), before=config, env=env)
             stack.callback(sides[side].close)
             sides[side].start()
         found = asyncio.run(measured(cluster, sides, given.rounds))

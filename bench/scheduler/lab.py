@@ -251,6 +251,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--policy", action="append", choices=list(POLICIES), help="only these")
     parser.add_argument("--world", action="append", choices=list(WORLDS), help="only these")
+    parser.add_argument("--load", action="append", type=float, choices=LOADS, help="only these")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many are drawn; default: %(default)s")
     parser.add_argument("--seed", type=int, action="append", help="this one, and none is drawn")
     parser.add_argument("--setting", action="store_true", help="the seeds that constants are set on")
@@ -264,7 +265,7 @@ def main() -> int:
     seeds = list(SET_SEEDS)[: options.seeds] if options.setting else options.seed or drawn
     print(f"seeds: {' '.join(map(str, seeds))}", flush=True)
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for world, load in product(options.world or WORLDS, LOADS):
+    for world, load in product(options.world or WORLDS, options.load or LOADS):
         limits, spread = WORLDS[world]
         words = f"{world}, load {load}"
         own = found[words] = {}

@@ -34,7 +34,7 @@ from machine import machine, source  # noqa: E402
 
 from fgpu_scheduler import Device, Node, Policy, Request, Session, SessionState, Snapshot  # noqa: E402
 from fgpu_scheduler.core import lifecycle  # noqa: E402
-from fgpu_scheduler.core.parking import due_for_parking  # noqa: E402
+from fgpu_scheduler.core.parking import plan_parking  # noqa: E402
 from fgpu_scheduler.core.planner import PlanCache, committed, plan  # noqa: E402
 from fgpu_scheduler.core.reclaim import AllRules, Rules  # noqa: E402
 from fgpu_scheduler.store.sessions import parked  # noqa: E402
@@ -202,9 +202,8 @@ class Days:
         held = {i: round(1024 * book.gb) for i, book in self.book_of.items()}
         room = {node.id: 10**9 for node in self.nodes}
         snapshot = self._snapshot(now_s)
-        for session in due_for_parking(
-            snapshot, self.rules, gpu_idle_since_s=idle, held_mib=held, host_mib=room
-        ):
+        parking = plan_parking(snapshot, self.rules, gpu_idle_since_s=idle, held_mib=held, host_mib=room)
+        for session in parking.due:
             self.live[session.id] = parked(session, self.nodes, held[session.id], None, now_s=now_s)
             self.parks += 1
         snapshot = self._snapshot(now_s)

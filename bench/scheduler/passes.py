@@ -29,6 +29,8 @@ from fgpu_scheduler import (  # noqa: E402
     Node,
     PastRun,
     Policy,
+    Quota,
+    QuotaScope,
     Request,
     RunLengths,
     Session,
@@ -46,6 +48,7 @@ AT_MOST_MS = {1000: 2.0, 10000: 20.0}
 """What one pass is held against, by the length of the queue."""
 FORECAST_AT_MOST_MS = {(120, 20): (None, 10), (1200, 200): (None, 50), (1200, 2000): (300, None)}
 """The same of the forecast of all who wait and of one question of the form, by GPUs and by the length of the queue."""
+QUOTA = Quota(QuotaScope.USER, "*", max_fgpu_milli=8000, max_sessions=12)
 
 POLICIES = ("default", "fifo-skip", "fifo", "lifo", "fair-share", "drf")
 NOW_S = 10_000_000
@@ -146,10 +149,11 @@ def main() -> int:
     policy, known = Policy(group_policy()), experience()
     caps = Caps(fgpu_step_milli=100)
     for (gpus, waiting), (at_most, question_at_most) in FORECAST_AT_MOST_MS.items():
-        for limits in (True, False):
-            snapshot = world(asked, waiting, limits=limits, gpus=gpus)
+        for limits, quotas in ((True, ()), (False, ()), (True, (QUOTA,))):
+            snapshot = replace(world(asked, waiting, limits=limits, gpus=gpus), quotas=quotas)
             words = f"{waiting} waiting on {gpus} GPUs, {'' if limits else 'no '}time limits"
-            one = replace(asked[0], fgpu_milli=1000, time_limit_s=14400 if limits else None)
+            words += ", a quota for each user" if quotas else ""
+            one = replace(asked[0], user="asker", fgpu_milli=1000, time_limit_s=14400 if limits else None)
             amounts = [replace(one, fgpu_milli=n) for n in amounts_that_fit(snapshot.nodes, caps)]
             ahead = outlook(snapshot, policy, lambda _: known)
             for what, run, most in (
