@@ -165,9 +165,12 @@ async def surveys(lost: Lost) -> None:
     lost.engine.survey()
 
 
+NOT_FOLLOWED = "The cluster's pods cannot be followed now"
+
+
 async def follows(lost: Lost) -> None:
     for _ in range(100):
-        if "cannot be followed now" in lost.heard():
+        if NOT_FOLLOWED in lost.heard():
             return
         await asyncio.sleep(0.05)
 
@@ -202,7 +205,7 @@ CASES: dict[tuple[str, str, bool], Case] = {
     ("persistentvolumeclaims", "delete", False): Case(deletes_a_home, "Forbidden"),
     ("resourceclaims", "create", False): Case(starts_with_a_claim_on_a_gpu, "resourceclaims"),
     ("pods", "list", False): Case(observes, "What runs in the cluster cannot be seen now: "),
-    ("pods", "watch", False): Case(follows, "The cluster's pods cannot be followed now"),
+    ("pods", "watch", False): Case(follows, NOT_FOLLOWED),
     ("nodes", "list", True): Case(surveys, "the Hub may not list nodes, and c.FGPU.nodes has no cpu", LESS),
     ("nodes", "watch", True): Case(surveys, "the Hub may not list nodes, and c.FGPU.nodes has no cpu", LESS),
     ("pods", "list", True): Case(surveys, "pods of other namespaces are not seen", LESS),
