@@ -12,7 +12,9 @@ import json
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import Any
+from weakref import WeakSet
 
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPConnection, HTTPHeaders, HTTPMessageDelegate, ResponseStartLine
@@ -28,7 +30,11 @@ fail to read that row where its own stack is deeper, and every later query with 
 """
 BRACKETS = re.compile(rb'\\.?|["\[\]{}]', re.DOTALL)
 SLOWEST_S = 60.0
-"""Time for a request's headers, and again for its body. Silent clients are disconnected too."""
+"""Time for the headers of a connection's first request, and for the body of each. Silent clients are disconnected too.
+
+A later request may come after an hour (Tornado's own limit): proxies keep connections, and answer 503 if one is closed
+just as they send a request on it.
+"""
 
 
 def bound_bodies(application: Application) -> None:
@@ -37,11 +43,16 @@ def bound_bodies(application: Application) -> None:
     That happens before the application sees them. Accepted requests are started in turn.
     """
     start, turns = application.start_request, _RoundRobin()
+    begun: WeakSet[object] = WeakSet()
 
     def bounded(server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
         if isinstance(request_conn, HTTP1Connection):
-            # Tornado itself waits an hour for headers, and without end for a body.
-            request_conn.params.header_timeout = SLOWEST_S
+            if server_conn not in begun:
+                begun.add(server_conn)
+                # All connections share one object of parameters.
+                request_conn.params = copy(request_conn.params)
+                request_conn.params.header_timeout = SLOWEST_S
+            # Tornado itself waits for it without end.
             request_conn.set_body_timeout(SLOWEST_S)
         return _Bounded(start(server_conn, request_conn), request_conn, turns)
 

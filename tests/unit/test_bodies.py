@@ -130,6 +130,18 @@ async def test_silent_client_is_disconnected(port: int, said: bytes, monkeypatch
     writer.close()
 
 
+async def test_idle_connection_of_a_proxy_takes_its_next_request(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "SLOWEST_S", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(3):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
+        await asyncio.sleep(0.5)
+    writer.close()
+
+
 async def test_requests_start_in_turn_by_address(port: int) -> None:
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(301)]
     mallory = ["10.0.0.1", "203.0.113.7, 10.0.0.1"]
