@@ -327,7 +327,13 @@ class Api:
             ) as answer:
                 if answer.status >= 400:
                     raise _refusal(answer.status, await answer.read())
-                yield answer
+                try:
+                    yield answer
+                except BaseException:
+                    # What is left of a watch that is cut. TLS would wait for the cluster's goodbye, and outlive us.
+                    if answer.connection is not None and answer.connection.transport is not None:
+                        answer.connection.transport.abort()
+                    raise
         except NO_ANSWER as e:
             raise _silent(e) from e
 
