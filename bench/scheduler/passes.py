@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -153,7 +154,12 @@ def main() -> int:
             snapshot = replace(world(asked, waiting, limits=limits, gpus=gpus), quotas=quotas)
             words = f"{waiting} waiting on {gpus} GPUs, {'' if limits else 'no '}time limits"
             words += ", a quota for each user" if quotas else ""
-            one = replace(asked[0], user="asker", fgpu_milli=1000, time_limit_s=14400 if limits else None)
+            # With quotas the user whose own sessions use the most of theirs.
+            held = Counter[str]()
+            for session in snapshot.sessions if quotas else ():
+                held[session.request.user] += session.request.fgpu_milli
+            user = max(held, key=held.__getitem__, default="asker")
+            one = replace(asked[0], user=user, fgpu_milli=1000, time_limit_s=14400 if limits else None)
             amounts = [replace(one, fgpu_milli=n) for n in amounts_that_fit(snapshot.nodes, caps)]
             ahead = outlook(snapshot, policy, lambda _: known)
             for what, run, most in (

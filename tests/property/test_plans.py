@@ -101,13 +101,21 @@ def test_forecast_starts_now_exactly_the_placed_sessions(lab: World) -> None:
         assert positions == list(range(1, len(positions) + 1))
 
 
+QUOTAS = st.builds(
+    Quota,
+    st.sampled_from((QuotaScope.USER, QuotaScope.ALL)),
+    st.just("*"),
+    max_fgpu_milli=st.sampled_from((None, 500, 2000, 6000)),
+    max_sessions=st.sampled_from((None, 1, 3)),
+)
+
+
 @exact
-@given(worlds(most=8), requests(), st.integers(1, 4), TYPICAL_S, st.sampled_from((None, 500, 2000, 6000)))
+@given(worlds(most=8), requests(), st.integers(1, 4), TYPICAL_S, st.lists(QUOTAS, max_size=2))
 def test_request_forecast_matches_what_then_happens(
-    lab: World, asked: Request, count: int, typical_length_s: int, quota_milli: int | None
+    lab: World, asked: Request, count: int, typical_length_s: int, quotas: list[Quota]
 ) -> None:
-    if quota_milli is not None:
-        lab = replace(lab, quotas=(Quota(QuotaScope.USER, "*", max_fgpu_milli=quota_milli),))
+    lab = replace(lab, quotas=tuple(quotas))
     told = forecast_request(asked, count, lab, POLICY, lasting(typical_length_s))
     first = max((s.id for s in lab.sessions), default=0) + 1
     new = [Session(first + n, asked, SessionState.PENDING, lab.now_s) for n in range(count)]
@@ -117,12 +125,12 @@ def test_request_forecast_matches_what_then_happens(
     found = forecast(submitted, POLICY, lasting(typical_length_s))
     last = next(f for f in found if f.session_id == new[-1].id)
     if len(placed) < count:
-        expected = last.position, last.expected_start_at_s
-        assert (told.position, told.expected_start_at_s) == expected
+        expected = last.position, last.expected_start_at_s, last.basis
+        assert (told.position, told.expected_start_at_s, told.basis) == expected
         if count == 1:
             known = outlook(lab, POLICY, lambda _: lasting(typical_length_s))
             told = forecast_request(asked, 1, lab, POLICY, lasting(typical_length_s), ahead=known)
-            assert (told.position, told.expected_start_at_s) == expected
+            assert (told.position, told.expected_start_at_s, told.basis) == expected
 
 
 @exact

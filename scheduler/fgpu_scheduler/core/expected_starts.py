@@ -23,7 +23,7 @@ from fgpu_scheduler.core import orders, placement
 from fgpu_scheduler.core.forecast_accuracy import ForecastHistory, StartRange
 from fgpu_scheduler.core.free_capacity import FreeCapacity, PlanCache
 from fgpu_scheduler.core.group_scheduler import GroupScheduler
-from fgpu_scheduler.core.lifecycle import taken_placement
+from fgpu_scheduler.core.lifecycle import HOLDING, taken_placement
 from fgpu_scheduler.core.model import (
     NodeState,
     Placement,
@@ -192,22 +192,25 @@ def _expected(seen: Sequence[SimulatedStart | None]) -> ExpectedStart | None:
 
 
 def start_behind(
-    session: Session, ahead: Collection[int], futures: Sequence[SimulatedQueue]
+    session: Session,
+    ahead: Mapping[int, Session],
+    futures: Sequence[SimulatedQueue],
+    quotas: QuotasAhead | None = None,
 ) -> ExpectedStart | None:
     """Return when a request starts that was not simulated, behind the sessions ``ahead`` of it in the queue.
 
     In each world that is the first pass that leaves room for it without the sessions behind it, or else about when the
-    last session ahead of it starts.
+    last session ahead of it starts. With ``quotas`` that may stop it, a world without such a pass knows no start.
     """
-    return _expected([_start_behind(session, ahead, one) for one in futures])
+    return _expected([_start_behind(session, ahead, one, quotas) for one in futures])
 
 
 def _start_behind(
-    session: Session, ahead: Collection[int], simulated: SimulatedQueue
+    session: Session, ahead: Mapping[int, Session], simulated: SimulatedQueue, quotas: QuotasAhead | None
 ) -> SimulatedStart | None:
-    fit = _first_fit(session, ahead, simulated)
+    fit = _first_fit(session, ahead, simulated, None if quotas is None else _QuotaUsage(quotas, ahead))
     if fit is None:
-        there = [simulated.found[i].at_s for i in ahead if i in simulated.found]
+        there = [simulated.found[i].at_s for i in ahead if i in simulated.found and quotas is None]
         return SimulatedStart(max(there)) if there and not simulated.queue_is_empty else None
     at_s, typical, node_id, left = fit
     ends = (end for one_pass in simulated.passes if one_pass.at_s <= at_s for end in one_pass.ended)
@@ -218,21 +221,82 @@ def _start_behind(
     return SimulatedStart(at_s, typical, left, gone, session)
 
 
+class QuotasAhead:
+    """What the start of a request depends on that quotas may stop, at present; ``nodes`` are those of its queue."""
+
+    def __init__(self, snapshot: Snapshot, nodes: Iterable[NodeFree]) -> None:
+        self.ledger = Ledger(snapshot)
+        #: Some may have started or ended since an outlook.
+        self.holding = {s.id for s in snapshot.sessions if s.state in HOLDING}
+        self.nodes = {left.node.id: left for left in nodes}
+
+
+class _QuotaUsage:
+    """The usage of quotas along the passes of one world, for a request behind the sessions ``ahead`` of it."""
+
+    def __init__(self, quotas: QuotasAhead, ahead: Mapping[int, Session]) -> None:
+        self._ledger = quotas.ledger.copy()
+        self._ahead = ahead
+        self._holding = set(quotas.holding)
+        self._behind: list[tuple[Session, Placement]] = []
+        self._reserved: Session | None = None
+        self._nodes = dict(quotas.nodes)
+        self._stopped = False
+
+    def allows(self, session: Session, where: Placement | None = None) -> bool:
+        if self._ledger.allows(session, where):
+            return True
+        self._stopped = True
+        return False
+
+    def tried(self, session: Session, changed: Mapping[str, NodeFree]) -> Mapping[str, NodeFree]:
+        """Return the nodes on which a request that fitted on no other may fit, given those that have changed."""
+        self._nodes.update(changed)
+        stopped, self._stopped = self._stopped, False
+        if not self.allows(session):
+            return {}
+        return self._nodes if stopped else changed
+
+    def end(self, session: Session, where: Placement) -> None:
+        if session.id in self._holding:
+            self._holding.remove(session.id)
+            self._ledger.give_back(session, where)
+
+    def go_on(self, one_pass: SimulatedPass, reserved: Reservation | None) -> None:
+        """Count a pass until it comes to the request: without the sessions behind that it starts."""
+        if self._reserved is not None:
+            self._ledger.give_back(self._reserved)
+        for session, where in self._behind:
+            self._ledger.take(session, where)
+        for session, where in one_pass.ended:
+            self.end(session, where)
+        new = [start for start in one_pass.started if start[0].id not in self._holding]
+        self._behind = [start for start in new if start[0].id not in self._ahead]
+        self._holding.update(session.id for session, _ in new)
+        for session, where in new:
+            if session.id in self._ahead:
+                self._ledger.take(session, where)
+        self._reserved = None if reserved is None else self._ahead[reserved.session_id]
+        if self._reserved is not None:
+            self._ledger.take(self._reserved)
+
+
 def _first_fit(
-    session: Session, ahead: Collection[int], simulated: SimulatedQueue
+    session: Session, ahead: Collection[int], simulated: SimulatedQueue, usage: _QuotaUsage | None
 ) -> tuple[int, bool, str, NodeFree] | None:
     """Return the first instant with room for a request, whether it is typical, and the node with its free amounts."""
     request = session.request
     for one_pass in simulated.passes:
-        reserved = (
-            one_pass.reserved
-            if one_pass.reserved is not None and one_pass.reserved.session_id in ahead
-            else None
-        )
+        reserved, tried = one_pass.reserved, one_pass.nodes
+        if reserved is not None and reserved.session_id not in ahead:
+            reserved = None
+        if usage is not None:
+            usage.go_on(one_pass, reserved)
+            tried = usage.tried(session, tried)
         in_time = reserved is None or reserved.ends_before(
             free_at_s(session, one_pass.at_s, limit_s=session.time_limit_s)
         )
-        for node_id, left in one_pass.nodes.items():
+        for node_id, left in tried.items():
             for behind, where in one_pass.started:
                 if where.node_id == node_id and behind.id not in ahead:
                     left = placement.released(left, behind.request, where)
@@ -241,17 +305,23 @@ def _first_fit(
                 if reserved is None or in_time or reserved.placement.node_id != node_id
                 else reserved.remaining
             )
-            if placement.place(request, (left,), score=placement.best_fit, within=within) is not None:
+            found = placement.place(request, (left,), score=placement.best_fit, within=within)
+            if found is not None and (usage is None or usage.allows(session, found[0])):
                 return one_pass.at_s, one_pass.typical, node_id, left
     if not simulated.queue_is_empty:
         return None
-    nodes: dict[str, NodeFree] = {}
+    nodes = dict(simulated.free)
     for at_s, typical, ended, where in simulated.ends:
-        before = nodes.get(where.node_id) or simulated.free.get(where.node_id)
-        if before is not None:
-            left = nodes[where.node_id] = placement.released(before, ended.request, where)
+        own = where.node_id
+        if own in nodes:
+            nodes[own] = placement.released(nodes[own], ended.request, where)
+        tried = {own: nodes[own]} if own in nodes else {}
+        if usage is not None:
+            usage.end(ended, where)
+            tried = usage.tried(session, tried)
+        for node_id, left in tried.items():
             if placement.fits_on(left, request):
-                return at_s, typical, where.node_id, left
+                return at_s, typical, node_id, left
     return None
 
 
@@ -365,7 +435,7 @@ class _Ground:
         tried_s = [node.until_s(world.now_s) for s in queue.waiting for node in s.refused]
         self.tried: list[_End] = [(at_s, NO_SESSION, None) for at_s in tried_s if at_s is not None]
         self.started = scheduler.fill(self.queue)
-        self.scheduler = scheduler.copy(self.started)
+        self.scheduler = scheduler.copy()
 
     @cached_property
     def later(self) -> list[tuple[int, int, list[int] | None]]:
@@ -395,7 +465,7 @@ class _World:
         self.found: dict[int, SimulatedStart] = {}
         self._ground = ground
         self._number = number
-        self._scheduler = ground.scheduler.copy(ground.started)
+        self._scheduler = ground.scheduler.copy()
         self._queue = ground.queue.copy()
         self._passes: list[SimulatedPass] = []
         #: By node, the sessions of the snapshot that have ended, in the order of their ends.

@@ -13,10 +13,12 @@ from fgpu_scheduler.core.expected_starts import (
     BASIS_LIMITS,
     BASIS_NO_NODE,
     BASIS_NOW,
+    BASIS_QUOTA,
     BASIS_TYPICAL,
     BlockingSessions,
     ExpectedStart,
     ExpectedStarts,
+    QuotasAhead,
     SimulatedQueue,
     expected_starts,
     start_behind,
@@ -192,25 +194,36 @@ def forecast_new(
 ) -> Forecast | None:
     """Return the forecast of a session that was just added to the snapshot, from the ``known`` outlook without it.
 
-    None if the outlook is not enough: the session gets a reservation or waits behind one, a quota may stop it,
-    the policy is strict, or nothing is known of the resource group.
+    None if the outlook is not enough: the session gets a reservation or waits behind one, a quota that may stop it
+    guarantees an amount or counts sessions that the outlook does not know, the policy is strict, or nothing is known of
+    the resource group.
     """
     session = snapshot.session(session_id)
     assert session is not None
     group = session.request.resource_group
     now = plan(snapshot.of_group(group), policy, cache)
-    ahead: dict[int, None] = {}
+    sessions = {s.id: s for s in snapshot.sessions}
+    ahead: dict[int, Session] = {}
     for decision in now.decisions:
         if decision.session_id == session_id:
             break
-        ahead[decision.session_id] = None
+        ahead[decision.session_id] = sessions[decision.session_id]
     if isinstance(decision, StartDecision):
         return _starts_now(session_id, snapshot.now_s)
     futures = known.futures.get(group)
     is_strict = policy.of(group).strict
-    if is_strict or decision.reason in BY_RESERVATION or not futures or may_stop(session, snapshot):
+    if is_strict or decision.reason in BY_RESERVATION or not futures:
         return None
-    start = start_behind(session, ahead, futures)
+    quotas = None
+    if may_stop(session, snapshot):
+        guaranteed = any(quota.guaranteed_milli is not None for quota in snapshot.quotas)
+        if guaranteed or not ahead.keys() <= {s.id for s in known.snapshot.sessions}:
+            return None
+        quotas = QuotasAhead(snapshot, cache.nodes_of(group))
+    start: ExpectedStart | str | None = start_behind(session, ahead, futures, quotas)
+    if start is None and decision.reason is WaitReason.QUOTA:
+        # The simulation of a queue goes on for as long as its passes tell anything.
+        start = BASIS_QUOTA
     if start is None:
         return None
     position = 1 + sum(1 for d in now.decisions if d.session_id in ahead and not isinstance(d, StartDecision))

@@ -94,14 +94,10 @@ class GroupScheduler:
         #: The shapes for which the reservation leaves no place, for sessions that do not end in time.
         self._kept_out: set[RequestShape] = set()
 
-    def copy(self, started: Iterable[tuple[Session, Placement]]) -> GroupScheduler:
-        """Return an independent copy; ``started`` are the sessions that passes started since the snapshot."""
+    def copy(self) -> GroupScheduler:
+        """Return an independent copy."""
         other = copy(self)
-        other._ledger, other._capacity = Ledger(self._snapshot), self._capacity.copy()
-        for session, where in started:
-            other._ledger.take(session, where)
-        if self._reserved_for is not None:
-            other._ledger.take(self._reserved_for)
+        other._ledger, other._capacity = self._ledger.copy(), self._capacity.copy()
         other._releases = self._releases.copy()
         return other
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from fgpu_scheduler.core.accounts import account_names
@@ -31,9 +32,17 @@ class Ledger:
         self._quotas = snapshot.quotas
         self._counting = _Counting(snapshot.quotas)
         self._tallies: dict[tuple[int, str], _Tally] = {}
-        #: The users whose sessions are in the tallies of quotas of one user; None for the tallies of all other quotas.
+        #: The usage by the snapshot's sessions; copies share it.
+        self._base: dict[tuple[int, str], _Tally] = {}
+        #: The users whose sessions are counted there for quotas of one user; None for all other quotas.
         self._counted: set[str | None] = set()
         self._least: dict[RequestShape, int] = {}
+
+    def copy(self) -> Ledger:
+        """Return an independent copy."""
+        other = copy(self)
+        other._tallies = {key: tally.copy() for key, tally in self._tallies.items()}
+        return other
 
     def allows(self, session: Session, where: Placement | None = None) -> bool:
         """Return whether all quotas let the session start now."""
@@ -102,11 +111,14 @@ class Ledger:
         """Return the quotas that count a request, the names under which they do, and their usage."""
         found = []
         for at, quota, name in self._counting.of(request):
-            user = name if quota.scope is QuotaScope.USER else None
-            if user not in self._counted:
-                self._counted.add(user)
-                self._count_sessions(user)
-            found.append((quota, name, self._tallies.setdefault((at, name), _Tally())))
+            tally = self._tallies.get((at, name))
+            if tally is None:
+                user = name if quota.scope is QuotaScope.USER else None
+                if user not in self._counted:
+                    self._counted.add(user)
+                    self._count_sessions(user)
+                tally = self._tallies[at, name] = self._base.get((at, name), NO_USAGE).copy()
+            found.append((quota, name, tally))
         return found
 
     def _count_sessions(self, user: str | None) -> None:
@@ -118,7 +130,7 @@ class Ledger:
                 milli = self.milli(session, taken_placement(session))
                 for at, quota, name in self._counting.of(session.request):
                     if (quota.scope is QuotaScope.USER) is (user is not None):
-                        self._tallies.setdefault((at, name), _Tally()).add(milli)
+                        self._base.setdefault((at, name), _Tally()).add(milli)
 
     def milli(self, session: Session, where: Placement | None = None) -> int:
         """Return the fGPU x 1000 that a session counts: of its shares, or the least that its request could be worth.
@@ -174,6 +186,12 @@ class _Tally:
     def add(self, fgpu_milli: int, sessions: int = 1) -> None:
         self.fgpu_milli += fgpu_milli
         self.sessions += sessions
+
+    def copy(self) -> _Tally:
+        return _Tally(self.fgpu_milli, self.sessions)
+
+
+NO_USAGE = _Tally()
 
 
 def counted_names(quota: Quota, request: Request) -> tuple[str, ...]:

@@ -405,16 +405,45 @@ def test_position_from_an_earlier_outlook_counts_its_own_queue_only() -> None:
     assert forecast_request(asked, 1, lab, Policy(), lasting(HOUR), ahead=known).position == 2
 
 
+BUSY = world(devices=1).node("n2").node("n3").node("n4")
+BUSY = BUSY.running("d", "0.5", started_ago_s=90).running("a", "0.5").running("b", "1", started_ago_s=30)
+BUSY = BUSY.running("c", "0.5", started_ago_s=60).running("f", "1").pending("d", "1").pending("e", "1")
+HALF = world(devices=1).node("n2").running("d", "0.5", started_ago_s=60).running("a", "0.5")
+HALF = HALF.pending("e", "2")
+"""Another node is free than the one on which the user's session ends; the session that waits fits nowhere."""
+
+
 @pytest.mark.parametrize(
-    ("most", "answers"),
-    [(3000, True), (2000, False)],
-    ids=["all of the user's sessions fit in the quota", "the user's waiting session may use the quota up"],
+    ("lab", "quota", "asked"),
+    [
+        (BUSY, Quota(QuotaScope.USER, "*", max_fgpu_milli=3000), "1"),
+        (BUSY, Quota(QuotaScope.USER, "*", max_fgpu_milli=2000), "1"),
+        (BUSY, Quota(QuotaScope.USER, "*", max_fgpu_milli=1500), "0.5"),
+        (BUSY, Quota(QuotaScope.USER, "*", max_fgpu_milli=900), "1"),
+        (BUSY, Quota(QuotaScope.USER, "*", max_sessions=1), "1"),
+        (BUSY, Quota(QuotaScope.ALL, "*", max_fgpu_milli=2500), "1"),
+        (BUSY, Quota(QuotaScope.ALL, "*", max_sessions=3), "0.5"),
+        (HALF, Quota(QuotaScope.USER, "*", max_sessions=1), "1"),
+    ],
 )
-def test_an_earlier_outlook_answers_unless_a_quota_may_stop_the_session(most: int, answers: bool) -> None:
-    lab = world(devices=2).running("d", "1").running("a", "1").pending("d", "1")
-    lab = replace(lab, quotas=(Quota(QuotaScope.USER, "*", max_fgpu_milli=most),))
+def test_an_earlier_outlook_answers_for_a_request_that_a_quota_stops(
+    lab: World, quota: Quota, asked: str
+) -> None:
+    lab = replace(lab, quotas=(quota,))
+    known = outlook(lab, Policy(), lambda _: lasting(HOUR))
+    new = Session(len(lab.sessions) + 1, request("d", asked), SessionState.PENDING, lab.now_s)
+    submitted = lab.changed([(None, new)])
+    found = forecast_new(submitted, new.id, Policy(), lasting(HOUR), known, PlanCache())
+    (whole,) = forecast(submitted, Policy(), lasting(HOUR), [new.id])
+    assert found is not None
+    assert (found.position, found.expected_start_at_s) == (whole.position, whole.expected_start_at_s)
+    assert found.basis == whole.basis
+
+
+def test_an_earlier_outlook_does_not_answer_for_lent_amounts() -> None:
+    lab = world(devices=1).running("a", "1")
+    lab = replace(lab, quotas=(Quota(QuotaScope.ACCOUNT, "*", guaranteed_milli=500),))
     known = outlook(lab, Policy(), lambda _: lasting(HOUR))
     new = Session(len(lab.sessions) + 1, request("d", "1"), SessionState.PENDING, lab.now_s)
     submitted = lab.changed([(None, new)])
-    found = forecast_new(submitted, new.id, Policy(), lasting(HOUR), known, PlanCache())
-    assert (found is not None) is answers
+    assert forecast_new(submitted, new.id, Policy(), lasting(HOUR), known, PlanCache()) is None
