@@ -358,7 +358,7 @@ class KnownEnd(NamedTuple):
         if self.rest is None:
             return None if self.most_s is None else [self.most_s] * len(parts)
         most_s = NEVER_S if self.most_s is None else self.most_s
-        return [most_s if at_s > most_s else at_s or 1 for at_s in map(self.rest.at_s, parts)]
+        return [most_s if at_s > most_s else at_s or 1 for at_s in self.rest.at_s(parts)]
 
 
 def known_end(

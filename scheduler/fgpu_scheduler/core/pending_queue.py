@@ -32,6 +32,12 @@ class EquivalentRequests:
         """Whether a session still waits."""
         return self.first < len(self.positions)
 
+    def copy(self) -> EquivalentRequests:
+        """Return a copy with the same positions, which never change."""
+        other = EquivalentRequests(self.shape)
+        other.positions, other.first, other.reason = self.positions, self.first, self.reason
+        return other
+
 
 class PendingQueue:
     """The sorted queue of a resource group, split into sets of identical requests. Held sessions are in no set.
@@ -71,7 +77,7 @@ class PendingQueue:
     def copy(self) -> PendingQueue:
         """Return an independent copy."""
         other = copy(self)
-        other.sets, other.heads = [copy(same) for same in self.sets], list(self.heads)
+        other.sets, other.heads = [same.copy() for same in self.sets], list(self.heads)
         new = {id(old): same for old, same in zip(self.sets, other.sets, strict=True)}
         other.promised = [(session, new[id(same)]) for session, same in self.promised]
         return other

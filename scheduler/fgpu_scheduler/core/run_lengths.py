@@ -53,12 +53,13 @@ class RemainingTime:
     ran_s: int
     lengths_s: Sequence[int] = ()
 
-    def at_s(self, part: float) -> int:
-        """Return the seconds after which this part of such sessions has ended, for a part from 0 to below 1."""
-        if not self.lengths_s:
+    def at_s(self, parts: Iterable[float]) -> list[int]:
+        """Return the seconds after which each of these parts of such sessions has ended; a part is from 0 to below 1."""
+        lengths_s, number, ran_s = self.lengths_s, len(self.lengths_s), self.ran_s
+        if not lengths_s:
             # The tail of a Pareto distribution with exponent 2, as the lengths of sessions usually have.
-            return round(self.ran_s * (1 / math.sqrt(1 - part) - 1))
-        return self.lengths_s[int(part * len(self.lengths_s))] - self.ran_s
+            return [round(ran_s * (1 / math.sqrt(1 - part) - 1)) for part in parts]
+        return [lengths_s[int(part * number)] - ran_s for part in parts]
 
     def mean_s(self) -> float | None:
         """Return the mean remaining seconds; None if the estimate rests on the age alone."""

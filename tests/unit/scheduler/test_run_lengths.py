@@ -33,7 +33,7 @@ def test_the_narrowest_source_with_enough_runs_counts(user: str, image: str, sou
     found = lengths.rest(user, image, 0)
     assert found is not None
     assert found.source is source
-    assert found.at_s(0.5) == HOUR
+    assert found.at_s([0.5]) == [HOUR]
 
 
 def test_group_without_runs_uses_those_of_all_groups() -> None:
@@ -47,7 +47,7 @@ def test_source_with_too_few_long_runs_gives_way_to_a_wider_one() -> None:
     found = RunLengths("lab", [*own, *others]).rest("ann", "python", HOUR)
     assert found is not None
     assert found.source is LengthSource.IMAGE
-    assert found.at_s(0.5) == 2 * HOUR
+    assert found.at_s([0.5]) == [2 * HOUR]
 
 
 def test_remaining_time_is_that_of_runs_at_least_as_long() -> None:
@@ -55,15 +55,15 @@ def test_remaining_time_is_that_of_runs_at_least_as_long() -> None:
     new, old = lengths.rest("ann", "python", 0), lengths.rest("ann", "python", 3000)
     assert new is not None
     assert old is not None
-    assert [new.at_s(p) for p in (0, 0.5, 0.99)] == [600, 3600, 6000]
-    assert [old.at_s(p) for p in (0, 0.5, 0.99)] == [0, 1800, 3000]
+    assert new.at_s((0, 0.5, 0.99)) == [600, 3600, 6000]
+    assert old.at_s((0, 0.5, 0.99)) == [0, 1800, 3000]
 
 
 def test_session_older_than_all_runs_is_estimated_by_its_age() -> None:
     lengths = RunLengths("lab", runs(*[HOUR] * 20))
     found = [lengths.rest("ann", "python", hours * HOUR) for hours in (2, 10)]
     assert all(one is not None and one.source is LengthSource.AGE for one in found)
-    young, old = (one.at_s(0.5) for one in found if one is not None)
+    young, old = (one.at_s([0.5])[0] for one in found if one is not None)
     assert old == pytest.approx(5 * young, rel=0.01)
     assert young == pytest.approx(0.414 * 2 * HOUR, rel=0.01)
 
@@ -73,4 +73,4 @@ def test_impossibly_old_session_is_a_fault_of_the_clock() -> None:
     for ran_s in (30 * HOUR, 10 * 365 * 24 * HOUR):
         found = lengths.rest("ann", "python", ran_s)
         assert found is not None
-        assert 0 < found.at_s(0.5) < 600
+        assert 0 < found.at_s([0.5])[0] < 600
