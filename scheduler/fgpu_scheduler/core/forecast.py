@@ -112,7 +112,7 @@ def outlook(snapshot: Snapshot, policy: Policy, history: Callable[[str], Forecas
         wanted |= {r.session.id: _returns(r, own) for r in expected_returns(own, policy, known.lengths)}
         found |= {one.session_id: one for one in shown}
         futures |= starts.futures
-        if (head := unblocking(world, policy, cache)) is not None:
+        if (head := unblocking(world, policy, cache, now=now)) is not None:
             heads[group] = head
     return Outlook(snapshot, found, heads, wanted, futures)
 
