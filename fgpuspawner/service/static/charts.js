@@ -5,6 +5,7 @@
   const HEIGHT = 170;
   const HOUR_S = 3600, DAY_S = 24 * HOUR_S;
   const WAIT_STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 345600];
+  const COUNT_STEPS = [0, 1, 2, 3, 4, 5, 6].flatMap((n) => [1, 2, 5].map((step) => step * 10 ** n));
   let drawn = [];
 
   /** Return the computed colour of a CSS variable: a canvas cannot read `light-dark()`. */
@@ -63,7 +64,7 @@
       ],
       axes: [
         { ...axis, size: 32, space: 64, incrs: ticks === hour ? undefined : [1, 2, 7, 14, 30, 91].map((days) => days * DAY_S), values: (plot, splits) => splits.map((at) => ticks.format(at * 1000)) },
-        { ...axis, size: 56, incrs: chart.unit === "s" ? WAIT_STEPS_S : undefined, values: (plot, splits) => splits.map(say) },
+        { ...axis, size: 56, incrs: chart.unit === "s" ? WAIT_STEPS_S : COUNT_STEPS, values: (plot, splits) => splits.map(say) },
       ],
     };
   }
