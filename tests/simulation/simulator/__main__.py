@@ -1,12 +1,17 @@
-"""Run one simulation, ``python -m simulator --seed 7 --events 300``, or many, ``--seeds 0 999 --for-s 3600``."""
+"""Run one simulation, ``python -m simulator --seed 7 --events 300``, or many, ``--seeds 0 999 --for-s 3600``.
+
+With ``--record FILE`` many can be run in parts: a later call continues where the last one stopped.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from simulator.checks import Violation
 from simulator.simulator import Simulation
@@ -23,12 +28,22 @@ def main() -> int:
         "--file", action="store_true", help="keep the store in a file, which others write too"
     )
     parser.add_argument("--log", action="store_true", help="print each whole history")
+    parser.add_argument(
+        "--record", type=Path, help="go on where this file says, and write there what has run"
+    )
     parser.add_argument("--for-s", type=float, default=float("inf"), help="begin no seed after these seconds")
     asked = parser.parse_args()
     first, last = asked.seeds or (asked.seed, asked.seed)
     began_s = time.monotonic()
-    broken: list[int] = []
-    for seed in range(first, last + 1):
+    record: dict[str, Any] = {"events": asked.events, "first": first, "next": first, "broken": []}
+    if asked.record and asked.record.exists():
+        record = json.loads(asked.record.read_text())
+        if (record["events"], record["first"]) != (asked.events, first):
+            parser.error(
+                f"{asked.record} has {record['events']} events of the seeds from {record['first']} on"
+            )
+    broken: list[int] = record["broken"]
+    for seed in range(record["next"], last + 1):
         if time.monotonic() - began_s > asked.for_s:
             break
         with TemporaryDirectory() as folder:
@@ -40,6 +55,8 @@ def main() -> int:
                 print(e, file=sys.stderr, flush=True)
         if asked.log:
             print("\n".join(simulation.lines))
+        if asked.record:
+            asked.record.write_text(json.dumps(record | {"next": seed + 1, "broken": broken}) + "\n")
     print(f"{len(broken)} broken: {broken[:20]}")
     return 1 if broken else 0
 
