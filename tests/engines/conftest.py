@@ -87,6 +87,8 @@ async def lab(
     if found.background is not None:
         await found.background.close()
     await asyncio.to_thread(found.close)
+    if isinstance(found, KubeLab):
+        await found.disconnected()
     with warnings.catch_warnings():
         # Collect now, so that the warnings do not fail a later test in another folder.
         warnings.simplefilter("ignore", ResourceWarning)

@@ -253,8 +253,7 @@ async def without(
 async def _closed(lab: RightsLab) -> None:
     assert lab.background is not None
     await lab.background.close()
-    # Connections with TLS are closed a moment after their session.
-    await asyncio.sleep(0.1)
+    await lab.disconnected()
     lab.background = None
 
 

@@ -133,6 +133,9 @@ class Api:
     async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
+            if (connector := client.rest_client.pool_manager.connector) is not None:
+                # A silent cluster would let a polite end take half a minute.
+                await connector.close(abort_ssl=True)
             await client.close()
 
     async def ask(
