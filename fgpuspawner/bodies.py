@@ -30,9 +30,10 @@ fail to read that row where its own stack is deeper, and every later query with 
 """
 BRACKETS = re.compile(rb'\\.?|["\[\]{}]', re.DOTALL)
 SLOWEST_S = 60.0
-"""Time for the headers of a connection's first request, and for the body of each. Silent clients are disconnected too.
+"""Time for the headers of a connection's first request, and for the body of each request. So clients that connect and
+say nothing are disconnected.
 
-A later request may come after an hour (Tornado's own limit): proxies keep connections, and answer 503 if one is closed
+A later request may come within an hour (Tornado's own limit): proxies keep connections, and answer 503 if one is closed
 just as they send a request on it.
 """
 
@@ -52,7 +53,7 @@ def bound_bodies(application: Application) -> None:
                 # All connections share one object of parameters.
                 request_conn.params = copy(request_conn.params)
                 request_conn.params.header_timeout = SLOWEST_S
-            # Tornado itself waits for it without end.
+            # Tornado itself waits for a body without end.
             request_conn.set_body_timeout(SLOWEST_S)
         return _Bounded(start(server_conn, request_conn), request_conn, turns)
 

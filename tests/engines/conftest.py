@@ -12,6 +12,7 @@ import machines
 import pytest
 from dockerhub import BASE
 from dockerhub import Engine as Docker
+from kubeapi import disconnected
 from labs import DockerLab, FleetLab, KubeLab, Lab, LocalLab, MachineLab, MemoryLab
 from machines import Machine
 
@@ -88,7 +89,7 @@ async def lab(
         await found.background.close()
     await asyncio.to_thread(found.close)
     if isinstance(found, KubeLab):
-        await found.disconnected()
+        await disconnected()
     with warnings.catch_warnings():
         # Collect now, so that the warnings do not fail a later test in another folder.
         warnings.simplefilter("ignore", ResourceWarning)

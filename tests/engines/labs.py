@@ -529,14 +529,6 @@ class KubeLab(Lab):
     def pid_of(self, engine: Engine, session: Session) -> int | None:
         return None
 
-    async def disconnected(self) -> None:
-        """Wait until all connections are closed: one of a cancelled request ends when the cluster has answered."""
-        selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
-        async with asyncio.timeout(60):
-            # What is left is the loop's own socket.
-            while len(selector.get_map()) > 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
 
 # --- In memory ---
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kubeapi import ApiError, KubeApi
+from kubeapi import ApiError, KubeApi, disconnected
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config import load_kube_config
 
@@ -75,6 +75,7 @@ class Cluster:
                 return answer.output
             finally:
                 await api.close()
+                await disconnected()
 
         return run_blocking(asked)
 

@@ -6,6 +6,7 @@ kubeapi.py KUBECONFIG SECONDS   make the namespace ``jhub`` with the service acc
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import json
@@ -22,6 +23,19 @@ NAMESPACE = "jhub"
 ACCOUNT = "hub"
 DAY_S = 86400
 T = TypeVar("T")
+
+
+async def disconnected() -> None:
+    """Wait until all connections of the running event loop are closed.
+
+    One with TLS that was cut, or was a channel, is closed when the cluster has answered. If the loop ends before that, a
+    later test fails with a ResourceWarning.
+    """
+    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+    async with asyncio.timeout(60):
+        # What is left is the loop's own socket.
+        while len(selector.get_map()) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 class ApiError(Exception):

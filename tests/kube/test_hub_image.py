@@ -16,6 +16,7 @@ import requests
 import yaml
 from accounts import ACCOUNT, World
 from hubs import CLUSTER
+from kubeapi import disconnected
 from test_zero_to_jupyterhub import theirs
 
 from fgpuspawner.engines.kubernetes.api import Api, run_blocking
@@ -133,6 +134,7 @@ class Hub:
                 return (await api.run(self.path, "hub", command, most_bytes=65536)).output.decode()
             finally:
                 await api.close()
+                await disconnected()
 
         return run_blocking(asked)
 

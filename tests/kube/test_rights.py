@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from accounts import World
 from hubs import SMALL, on
+from kubeapi import disconnected
 from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.config import kube_config
 from labs import KubeLab
@@ -253,7 +254,7 @@ async def without(
 async def _closed(lab: RightsLab) -> None:
     assert lab.background is not None
     await lab.background.close()
-    await lab.disconnected()
+    await disconnected()
     lab.background = None
 
 

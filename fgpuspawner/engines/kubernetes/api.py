@@ -134,7 +134,7 @@ class Api:
         client, self._client = self._client, None
         if client is not None:
             if (connector := client.rest_client.pool_manager.connector) is not None:
-                # A silent cluster would let a polite end take half a minute.
+                # TLS would wait for half a minute for the answer of a cluster that is silent.
                 await connector.close(abort_ssl=True)
             await client.close()
 
@@ -333,7 +333,7 @@ class Api:
                 try:
                     yield answer
                 except BaseException:
-                    # What is left of a watch that is cut. TLS would wait for the cluster's goodbye, and outlive us.
+                    # Not read to its end, as a watch that is cut: TLS would wait for the cluster's answer.
                     if answer.connection is not None and answer.connection.transport is not None:
                         answer.connection.transport.abort()
                     raise

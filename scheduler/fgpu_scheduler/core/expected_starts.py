@@ -200,7 +200,7 @@ def start_behind(
     """Return when a request starts that was not simulated, behind the sessions ``ahead`` of it in the queue.
 
     In each world that is the first pass that leaves room for it without the sessions behind it, or else about when the
-    last session ahead of it starts. With ``quotas`` that may stop it, a world without such a pass knows no start.
+    last session ahead of it starts. If ``quotas`` may stop it, there is no start in a world without such a pass.
     """
     return _expected([_start_behind(session, ahead, one, quotas) for one in futures])
 
@@ -210,8 +210,12 @@ def _start_behind(
 ) -> SimulatedStart | None:
     fit = _first_fit(session, ahead, simulated, None if quotas is None else _QuotaUsage(quotas, ahead))
     if fit is None:
-        there = [simulated.found[i].at_s for i in ahead if i in simulated.found and quotas is None]
-        return SimulatedStart(max(there)) if there and not simulated.queue_is_empty else None
+        # Where nothing more is known to end, the last start ahead says nothing.
+        goes_on = len(simulated.found) >= WORLD_STARTS or len(simulated.passes) >= MOST_PASSES
+        if simulated.queue_is_empty or not goes_on or quotas is not None:
+            return None
+        there = [simulated.found[i].at_s for i in ahead if i in simulated.found]
+        return SimulatedStart(max(there)) if there else None
     at_s, typical, node_id, left = fit
     ends = (end for one_pass in simulated.passes if one_pass.at_s <= at_s for end in one_pass.ended)
     later = ((s, where) for end_s, _, s, where in simulated.ends if end_s <= at_s)
@@ -222,12 +226,15 @@ def _start_behind(
 
 
 class QuotasAhead:
-    """What the start of a request depends on that quotas may stop, at present; ``nodes`` are those of its queue."""
+    """The present usage of quotas and the free nodes, for a request that quotas may stop.
 
-    def __init__(self, snapshot: Snapshot, nodes: Iterable[NodeFree]) -> None:
-        self.ledger = Ledger(snapshot)
-        #: Some may have started or ended since an outlook.
-        self.holding = {s.id for s in snapshot.sessions if s.state in HOLDING}
+    In ``world`` the sessions that start now have started; ``nodes`` are as they leave them.
+    """
+
+    def __init__(self, world: Snapshot, nodes: Iterable[NodeFree]) -> None:
+        self.ledger = Ledger(world)
+        #: The sessions that the ledger counts, by id.
+        self.holding = {s.id: (s, taken_placement(s)) for s in world.sessions if s.state in HOLDING}
         self.nodes = {left.node.id: left for left in nodes}
 
 
@@ -237,47 +244,53 @@ class _QuotaUsage:
     def __init__(self, quotas: QuotasAhead, ahead: Mapping[int, Session]) -> None:
         self._ledger = quotas.ledger.copy()
         self._ahead = ahead
-        self._holding = set(quotas.holding)
+        self._holding = dict(quotas.holding)
+        #: What the pass at hand has started behind the request: not counted yet.
         self._behind: list[tuple[Session, Placement]] = []
         self._reserved: Session | None = None
         self._nodes = dict(quotas.nodes)
+        #: Whether a quota stopped the request when it was last tried.
         self._stopped = False
 
-    def allows(self, session: Session, where: Placement | None = None) -> bool:
-        if self._ledger.allows(session, where):
-            return True
-        self._stopped = True
-        return False
+    def limit_s(self, session: Session) -> int | None:
+        return least_limit((session.time_limit_s, self._ledger.limit_s(session.request)))
 
     def tried(self, session: Session, changed: Mapping[str, NodeFree]) -> Mapping[str, NodeFree]:
-        """Return the nodes on which a request that fitted on no other may fit, given those that have changed."""
+        """Return the nodes to try now: all if a quota stopped the request before, else those that have changed."""
         self._nodes.update(changed)
-        stopped, self._stopped = self._stopped, False
-        if not self.allows(session):
+        before, self._stopped = self._stopped, not self._ledger.allows(session)
+        if self._stopped:
             return {}
-        return self._nodes if stopped else changed
+        return self._nodes if before else changed
 
-    def end(self, session: Session, where: Placement) -> None:
-        if session.id in self._holding:
-            self._holding.remove(session.id)
-            self._ledger.give_back(session, where)
+    def end(self, session: Session) -> None:
+        held = self._holding.pop(session.id, None)
+        if held is not None:
+            self._ledger.give_back(*held)
 
-    def go_on(self, one_pass: SimulatedPass, reserved: Reservation | None) -> None:
-        """Count a pass until it comes to the request: without the sessions behind that it starts."""
+    def leave(self) -> None:
+        """Go behind the pass at hand: what it started behind the request counts from now on."""
         if self._reserved is not None:
             self._ledger.give_back(self._reserved)
         for session, where in self._behind:
             self._ledger.take(session, where)
-        for session, where in one_pass.ended:
-            self.end(session, where)
-        new = [start for start in one_pass.started if start[0].id not in self._holding]
-        self._behind = [start for start in new if start[0].id not in self._ahead]
-        self._holding.update(session.id for session, _ in new)
-        for session, where in new:
-            if session.id in self._ahead:
-                self._ledger.take(session, where)
-        self._reserved = None if reserved is None else self._ahead[reserved.session_id]
-        if self._reserved is not None:
+        self._reserved, self._behind = None, []
+
+    def enter(self, one_pass: SimulatedPass, reserved: Reservation | None) -> None:
+        """Go into the next pass until it comes to the request."""
+        self.leave()
+        for session, _ in one_pass.ended:
+            self.end(session)
+        for session, where in one_pass.started:
+            # It may have started since these passes were simulated.
+            if session.id not in self._holding:
+                self._holding[session.id] = session, where
+                if session.id in self._ahead:
+                    self._ledger.take(session, where)
+                else:
+                    self._behind.append((session, where))
+        if reserved is not None:
+            self._reserved = self._ahead[reserved.session_id]
             self._ledger.take(self._reserved)
 
 
@@ -286,16 +299,15 @@ def _first_fit(
 ) -> tuple[int, bool, str, NodeFree] | None:
     """Return the first instant with room for a request, whether it is typical, and the node with its free amounts."""
     request = session.request
+    limit_s = session.time_limit_s if usage is None else usage.limit_s(session)
     for one_pass in simulated.passes:
         reserved, tried = one_pass.reserved, one_pass.nodes
         if reserved is not None and reserved.session_id not in ahead:
             reserved = None
         if usage is not None:
-            usage.go_on(one_pass, reserved)
+            usage.enter(one_pass, reserved)
             tried = usage.tried(session, tried)
-        in_time = reserved is None or reserved.ends_before(
-            free_at_s(session, one_pass.at_s, limit_s=session.time_limit_s)
-        )
+        in_time = reserved is None or reserved.ends_before(free_at_s(session, one_pass.at_s, limit_s=limit_s))
         for node_id, left in tried.items():
             for behind, where in one_pass.started:
                 if where.node_id == node_id and behind.id not in ahead:
@@ -305,19 +317,20 @@ def _first_fit(
                 if reserved is None or in_time or reserved.placement.node_id != node_id
                 else reserved.remaining
             )
-            found = placement.place(request, (left,), score=placement.best_fit, within=within)
-            if found is not None and (usage is None or usage.allows(session, found[0])):
+            if placement.place(request, (left,), score=placement.best_fit, within=within) is not None:
                 return one_pass.at_s, one_pass.typical, node_id, left
     if not simulated.queue_is_empty:
         return None
     nodes = dict(simulated.free)
+    if usage is not None:
+        usage.leave()
     for at_s, typical, ended, where in simulated.ends:
         own = where.node_id
         if own in nodes:
             nodes[own] = placement.released(nodes[own], ended.request, where)
         tried = {own: nodes[own]} if own in nodes else {}
         if usage is not None:
-            usage.end(ended, where)
+            usage.end(ended)
             tried = usage.tried(session, tried)
         for node_id, left in tried.items():
             if placement.fits_on(left, request):

@@ -37,7 +37,7 @@ from fgpu_scheduler.core.planner import (
 )
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger, may_stop, quota_words
-from fgpu_scheduler.core.shares import RequestShape, shape
+from fgpu_scheduler.core.shares import RequestShape, is_explicit, shape
 from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
 from fgpu_scheduler.core.usage import account_shares
@@ -112,7 +112,7 @@ def outlook(snapshot: Snapshot, policy: Policy, history: Callable[[str], Forecas
         wanted |= {r.session.id: _returns(r, own) for r in expected_returns(own, policy, known.lengths)}
         found |= {one.session_id: one for one in shown}
         futures |= starts.futures
-        if (head := unblocking(world, policy, cache, now=now)) is not None:
+        if (head := unblocking(world, policy, cache)) is not None:
             heads[group] = head
     return Outlook(snapshot, found, heads, wanted, futures)
 
@@ -194,9 +194,9 @@ def forecast_new(
 ) -> Forecast | None:
     """Return the forecast of a session that was just added to the snapshot, from the ``known`` outlook without it.
 
-    None if the outlook is not enough: the session gets a reservation or waits behind one, a quota that may stop it
-    guarantees an amount or counts sessions that the outlook does not know, the policy is strict, or nothing is known of
-    the resource group.
+    None if the outlook is not enough: the session gets a reservation or waits behind one, the policy is strict, nothing
+    is known of the resource group, or there are quotas and its amount depends on the GPU. Where a quota may stop the
+    session, also if quotas guarantee amounts, or if sessions came or started after the outlook.
     """
     session = snapshot.session(session_id)
     assert session is not None
@@ -211,23 +211,25 @@ def forecast_new(
     if isinstance(decision, StartDecision):
         return _starts_now(session_id, snapshot.now_s)
     futures = known.futures.get(group)
-    is_strict = policy.of(group).strict
-    if is_strict or decision.reason in BY_RESERVATION or not futures:
+    depends_on_gpu = bool(snapshot.quotas) and is_explicit(session.request)
+    if policy.of(group).strict or decision.reason in BY_RESERVATION or depends_on_gpu or not futures:
         return None
-    quotas = None
+    world, quotas = applied(snapshot, now), None
     if may_stop(session, snapshot):
-        guaranteed = any(quota.guaranteed_milli is not None for quota in snapshot.quotas)
-        if guaranteed or not ahead.keys() <= {s.id for s in known.snapshot.sessions}:
+        quotas = QuotasAhead(world, cache.nodes_of(group))
+        lends = any(quota.guaranteed_milli is not None for quota in world.quotas)
+        is_same = known.snapshot.version == snapshot.version
+        known_ids = {s.id for s in known.snapshot.sessions}
+        held_ids = {s.id for s in known.snapshot.sessions if is_same or s.state in lifecycle.HOLDING}
+        if lends or not (ahead.keys() <= known_ids and quotas.holding.keys() <= held_ids):
             return None
-        quotas = QuotasAhead(snapshot, cache.nodes_of(group))
     start: ExpectedStart | str | None = start_behind(session, ahead, futures, quotas)
     if start is None and decision.reason is WaitReason.QUOTA:
-        # The simulation of a queue goes on for as long as its passes tell anything.
         start = BASIS_QUOTA
     if start is None:
         return None
     position = 1 + sum(1 for d in now.decisions if d.session_id in ahead and not isinstance(d, StartDecision))
-    texts = _WaitTexts(snapshot, policy, cache)
+    texts = _WaitTexts(world, policy, cache)
     return texts.forecast(session, decision, position, start, history)
 
 

@@ -38,26 +38,21 @@ class Unblocking:
 
 
 def unblocking(
-    snapshot: Snapshot,
-    policy: Policy,
-    cache: PlanCache | None = None,
-    *,
-    now: Plan | None = None,
-    tries: int = TRIED,
+    snapshot: Snapshot, policy: Policy, cache: PlanCache | None = None, *, tries: int = TRIED
 ) -> Unblocking | None:
     """Return what would start the head of the queue of one resource group, or None if no session is blocked.
 
-    The snapshot is of that group alone (`Snapshot.of_group`), and the sessions that start now have started there: by
-    the plan ``now``, if that is known, made with the ``cache``. At most ``tries`` sessions are tried.
+    The snapshot is of that group alone (`Snapshot.of_group`), and the sessions that start now have started there. At most
+    ``tries`` sessions are tried.
     """
     cache = cache or PlanCache()
-    now = now or plan(snapshot, policy, cache)
+    now = plan(snapshot, policy, cache)
     head_id = _head(now)
     if head_id is None:
         return None
     # Sessions behind the head take nothing from it, unless a start was promised to them. Without the others each of the
     # many plans is fast.
-    line = [d.session_id for d in now.decisions if not isinstance(d, StartDecision)]
+    line = [d.session_id for d in now.decisions]
     promised = {s.id for s in snapshot.sessions if s.promised_at_s is not None}
     behind = set(line[line.index(head_id) + 1 :]) - promised
     queue = [s for s in snapshot.sessions if s.id in behind]
