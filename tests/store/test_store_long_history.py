@@ -80,7 +80,7 @@ def test_run_lengths_of_a_small_group_are_read_without_scanning_other_groups(fil
     assert steps(filed, read) <= 2 * before
     found = filed.experience("lab").lengths.rest("nobody", "none", 0)
     assert found is not None
-    assert found.at_s(0.5) == 60
+    assert found.at_s([0.5]) == [60]
 
 
 def test_measured_runs_of_one_user_are_read_without_scanning_other_users(filed: Store) -> None:
